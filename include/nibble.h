@@ -1,0 +1,294 @@
+/* nibble: DeepSeek-V4 inference on native NVFP4 weights.
+ *
+ * The model in ten lines:
+ *   nib_model   a checkpoint folder, opened and checked: config, tensors, formats. Nothing is computed.
+ *   nib_engine  a model's weights packed on one backend ("ref", "cpu") with memory for a number of sequences.
+ *   nib_seq     one conversation's state on an engine: append by stepping, truncate, fork.
+ *   nib_step    one forward pass over rows of any number of sequences: prefill, chunked prefill, decode and
+ *               verification are the same call. A sequence's logits do not depend, bit for bit, on how its tokens
+ *               were cut into steps, on its neighbours in the batch, or on the number of threads.
+ *   nib_generate  the usual loop: feed a prompt, sample, call back with every token.
+ *   nib_tokenizer, nib_chat  text <-> ids.
+ *
+ * Every call that can fail returns a status; those where a person will read the reason also fill a nib_error (which
+ * may be NULL). The library never exits, prints, or reads the environment. Objects close with NULL accepted.
+ * Unless a call says otherwise, an object is used by one thread at a time; different objects are independent, except
+ * that sequences share their engine. */
+#ifndef NIBBLE_H
+#define NIBBLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NIB_VERSION_MAJOR 0
+#define NIB_VERSION_MINOR 1
+#define NIB_VERSION_PATCH 0
+
+const char *nib_version(void); /* "0.1.0" */
+
+/* ---- Status --------------------------------------------------------------------------------------------------- */
+
+enum nib_status {
+    NIB_OK = 0,
+    NIB_E_ARGUMENT,    /* a value given by the caller is not allowed */
+    NIB_E_MEMORY,      /* host or device memory is used up */
+    NIB_E_IO,          /* the operating system refused a file operation */
+    NIB_E_FORMAT,      /* a file or text does not follow its format */
+    NIB_E_UNSUPPORTED, /* well-formed, but nothing this build can run */
+    NIB_E_LIMIT,       /* the context, the pool, or a number of sequences is full */
+    NIB_E_STATE,       /* not possible in the object's present state */
+    NIB_E_NUMERIC,     /* NaN where a number is needed */
+    NIB_E_DEVICE,      /* the device failed; the engine must be reopened */
+    NIB_E_CANCELLED    /* a callback asked to stop */
+};
+
+const char *nib_status_name(enum nib_status s); /* "ok", "argument", ... */
+
+struct nib_error {
+    enum nib_status status;
+    char            text[1024]; /* names the thing, the value found and the value wanted */
+};
+
+/* ---- Options -------------------------------------------------------------------------------------------------- */
+
+enum nib_act_quant { NIB_ACT_QUANT_AUTO, NIB_ACT_QUANT_NONE, NIB_ACT_QUANT_FP8, NIB_ACT_QUANT_NVFP4 };
+enum nib_kv        { NIB_KV_F32, NIB_KV_BF16, NIB_KV_FP8, NIB_KV_NVFP4 };
+enum nib_numerics  { NIB_NUMERICS_MODEL, NIB_NUMERICS_RELEASE };
+
+struct nib_options {
+    const char        *backend;    /* "cpu" */
+    int32_t            n_threads;  /* 0: all cores */
+    int32_t            n_ctx;      /* tokens a sequence may hold; 0: the smaller of the model's and 8192 */
+    int32_t            n_seqs_max; /* sequences open at once; 1 */
+    int32_t            n_rows_max; /* rows of one step; 256 */
+    int32_t            n_rollback; /* tokens that truncate can always take back; 16 */
+    enum nib_act_quant act_quant;  /* auto: none on ref and cpu */
+    enum nib_kv        kv;         /* bf16 */
+    enum nib_numerics  numerics;   /* release sets act_quant fp8 and kv fp8 and refuses others */
+    bool               mtp;        /* load the MTP block and keep its state; false */
+    uint32_t           cpu_mask;   /* CPU features that may be used; ~0 */
+    /* Called while weights load, done of total in bytes; return false to cancel. May be NULL. */
+    bool (*progress)(void *user, uint64_t done, uint64_t total);
+    void *progress_user;
+};
+
+void nib_options_init(struct nib_options *o);
+
+/* ---- Model ---------------------------------------------------------------------------------------------------- */
+
+struct nib_model;
+
+/* Open a checkpoint folder and check it: config, shard files, every tensor's shape, type and range. Tensor data
+ * stays on disk (mapped). *out is NULL on failure. */
+enum nib_status nib_model_open(const char *dir, struct nib_model **out, struct nib_error *err);
+void            nib_model_close(struct nib_model *m); /* after every engine of it is closed */
+
+/* Facts; valid until close. Counts are of weights, not bytes. */
+struct nib_model_info {
+    const char *dir;
+    const char *layout; /* "official" or "hf" names */
+    int32_t     dim, n_layers, n_heads, head_dim, n_rot, q_rank, n_groups, o_rank, n_window, n_hc;
+    int32_t     n_experts, top_k, n_inner, n_hash_layers, n_index_heads, index_dim, index_top_k;
+    int32_t     vocab, n_ctx_max, bos_id, eos_id;
+    int32_t     n_swa_layers, n_csa_layers, n_hca_layers;
+    bool        has_mtp;
+    uint64_t    n_params, n_params_active; /* active: per token, head counted, embedding not, without MTP */
+    uint64_t    stored_bytes;              /* of all tensors in use */
+    uint64_t    bytes_per_token;           /* weight bytes read per decoded token at batch 1 */
+    float       temperature, top_p;        /* generation_config.json; 1, 1 if absent */
+    bool        greedy;                    /* do_sample false there */
+};
+const struct nib_model_info *nib_model_get_info(const struct nib_model *m);
+
+/* Tensors in use, in model order. */
+struct nib_tensor_info {
+    const char *name;   /* as in the checkpoint */
+    const char *file;
+    const char *family; /* "experts", "shared", "attention", "compressor", "indexer", "router", "hc", "norm", "embed", "head", "mtp" */
+    const char *format; /* "nvfp4", "mxfp4", "fp8", "bf16", "f32", "i64" */
+    int64_t     shape[3]; /* of the decoded tensor */
+    int32_t     n_dims;
+    uint64_t    bytes;  /* with its scales */
+};
+int64_t nib_model_n_tensors(const struct nib_model *m);
+bool    nib_model_get_tensor(const struct nib_model *m, int64_t i, struct nib_tensor_info *out);
+
+/* What an engine with these options would take, computed from headers alone. */
+struct nib_memory_plan {
+    uint64_t weights_bytes, kv_bytes, workspace_bytes, total_bytes;
+    uint64_t available_bytes; /* of the backend's memory at the time of asking; 0: unknown */
+    uint64_t kv_bytes_per_seq;
+    int32_t  n_ctx, n_seqs_max;
+};
+enum nib_status nib_model_plan(const struct nib_model *m, const struct nib_options *o, struct nib_memory_plan *out,
+                               struct nib_error *err);
+
+/* ---- Engine, sequences, steps --------------------------------------------------------------------------------- */
+
+struct nib_engine;
+struct nib_seq;
+
+enum nib_status nib_engine_open(struct nib_model *m, const struct nib_options *o, struct nib_engine **out,
+                                struct nib_error *err);
+void            nib_engine_close(struct nib_engine *e); /* after all of its sequences are closed */
+const struct nib_options *nib_engine_options(const struct nib_engine *e); /* with auto values resolved */
+
+enum nib_status nib_seq_open(struct nib_engine *e, struct nib_seq **out, struct nib_error *err);
+void            nib_seq_close(struct nib_seq *s);
+int32_t         nib_seq_length(const struct nib_seq *s); /* tokens held */
+
+/* Drop the tokens from position `length` on. Always possible for the last n_rollback tokens and for 0; further back only where
+ * the state is still held, else NIB_E_STATE and nothing changed (go back further by a fork kept from then). */
+enum nib_status nib_seq_truncate(struct nib_seq *s, int32_t length);
+
+/* A second sequence with the same tokens; pages are shared until written. This is also the snapshot: keep the fork, and fork it
+ * again to restore. Counts towards n_seqs_max. */
+enum nib_status nib_seq_fork(struct nib_seq *s, struct nib_seq **out, struct nib_error *err);
+
+/* One step's rows: each sequence's new tokens, contiguous, continuing at its present length. */
+struct nib_batch {
+    int32_t                n_rows;     /* at most n_rows_max */
+    int32_t                n_seqs;
+    int32_t                n_logits;
+    const int32_t         *token;      /* [n_rows] */
+    const int32_t         *seq_start;  /* [n_seqs + 1], first row of each; last is n_rows; no sequence empty */
+    struct nib_seq *const *seq;        /* [n_seqs] distinct, of this engine */
+    const int32_t         *logits_row; /* [n_logits] ascending rows whose logits are wanted */
+};
+
+/* Run it. logits: [n_logits][vocab] or NULL. mtp_logits (only with options.mtp, else NULL): likewise, of the MTP
+ * block's pair whose token is that row's: the streams before it and itself, a guess at the token after the next one; a row at
+ * position 0 has none and gets NaN. On failure the sequences are as before, except after NIB_E_DEVICE. */
+enum nib_status nib_step(struct nib_engine *e, const struct nib_batch *b, float *logits, float *mtp_logits,
+                         struct nib_error *err);
+
+/* ---- Generation ----------------------------------------------------------------------------------------------- */
+
+/* Order of application and exact meaning: docs/sampling.md. */
+struct nib_sampling {
+    float    temperature; /* 0: greedy, ties to the lowest id; 1 */
+    float    top_p;       /* (0, 1]; 1 */
+    float    min_p;       /* [0, 1]; 0 */
+    int32_t  top_k;       /* 0: off */
+    float    repetition, presence, frequency; /* 1, 0, 0 */
+    uint64_t seed;        /* the same seed draws the same tokens from the same logits */
+};
+void nib_sampling_init(struct nib_sampling *s);
+enum nib_status nib_sampling_check(const struct nib_sampling *s, struct nib_error *err);
+
+struct nib_generate_args {
+    struct nib_seq     *seq;       /* continues at its present length */
+    const int32_t      *prompt;    /* [n_prompt] appended first; at least one */
+    int32_t             n_prompt;
+    int32_t             n_max;     /* tokens to generate at most; 0: until the context is full */
+    const int32_t      *stop_id;   /* [n_stop] end generation; not NULL if n_stop > 0 */
+    int32_t             n_stop;
+    struct nib_sampling sampling;
+    /* Each sampled token in order, the stopping one included; return false to stop there. */
+    bool (*on_token)(void *user, int32_t token, float logprob);
+    /* Prompt tokens done so far; return false to cancel. May be NULL. */
+    bool (*on_prefill)(void *user, int32_t done, int32_t total);
+    void               *user;
+};
+enum nib_stop_reason { NIB_STOP_ID, NIB_STOP_LENGTH, NIB_STOP_CALLBACK };
+struct nib_generate_result {
+    enum nib_stop_reason reason;
+    int32_t              n_prompt, n_generated;
+    double               prefill_s, decode_s;
+};
+enum nib_status nib_generate(struct nib_engine *e, const struct nib_generate_args *a, struct nib_generate_result *r,
+                             struct nib_error *err);
+
+/* ---- Tokenizer ------------------------------------------------------------------------------------------------ */
+
+struct nib_tokenizer;
+
+/* Read tokenizer.json (a file, or the folder that holds it). Encoding and decoding are safe from any thread. */
+enum nib_status nib_tokenizer_open(const char *path, struct nib_tokenizer **out, struct nib_error *err);
+void            nib_tokenizer_close(struct nib_tokenizer *t);
+int32_t         nib_tokenizer_n_ids(const struct nib_tokenizer *t); /* largest id + 1 */
+int32_t         nib_tokenizer_find(const struct nib_tokenizer *t, const char *text); /* id of an added token; -1 */
+
+struct nib_ids {
+    int32_t *id; /* owned; free with nib_ids_free */
+    size_t   n;
+};
+void nib_ids_free(struct nib_ids *ids);
+
+/* Byte range [start, end) in which added tokens are plain text. */
+struct nib_range {
+    size_t start, end;
+};
+
+/* Text (any bytes) to ids; nothing added in front or behind. Added tokens are recognised except inside `literal` (n_literal
+ * ascending ranges, may be NULL). */
+enum nib_status nib_tokenizer_encode(const struct nib_tokenizer *t, const char *text, size_t n_bytes,
+                                     const struct nib_range *literal, size_t n_literal, struct nib_ids *out,
+                                     struct nib_error *err);
+
+struct nib_text {
+    char  *data; /* owned, NUL after n bytes; free with nib_text_free */
+    size_t n;
+};
+void nib_text_free(struct nib_text *t);
+
+/* Ids to valid UTF-8; invalid sequences become U+FFFD. skip_special leaves out tokens flagged special. Ids out of range are an
+ * error. */
+enum nib_status nib_tokenizer_decode(const struct nib_tokenizer *t, const int32_t *id, size_t n, bool skip_special,
+                                     struct nib_text *out, struct nib_error *err);
+
+/* The bytes of one id, not necessarily whole characters; NULL if out of range. Valid until close. */
+const char *nib_tokenizer_bytes(const struct nib_tokenizer *t, int32_t id, size_t *n, bool *special);
+
+/* Streaming decode: never emits part of a character. The concatenation of all pieces equals nib_tokenizer_decode. */
+struct nib_utf8_stream {
+    unsigned char pending[4];
+    int32_t       n_pending;
+};
+void nib_utf8_stream_init(struct nib_utf8_stream *s);
+/* Feed bytes; what became complete is appended to out (grown as needed). */
+enum nib_status nib_utf8_stream_push(struct nib_utf8_stream *s, const char *bytes, size_t n, struct nib_text *out);
+enum nib_status nib_utf8_stream_end(struct nib_utf8_stream *s, struct nib_text *out);
+
+/* ---- Chat ----------------------------------------------------------------------------------------------------- */
+
+enum nib_chat_profile { NIB_CHAT_AUTO, NIB_CHAT_GA, NIB_CHAT_PREVIEW };
+enum nib_effort { NIB_EFFORT_NONE, NIB_EFFORT_LOW, NIB_EFFORT_HIGH, NIB_EFFORT_MAX };
+
+struct nib_chat_options {
+    enum nib_chat_profile profile;    /* not AUTO here: see nib_chat_profile_detect */
+    bool                  thinking;
+    enum nib_effort       effort;     /* only with thinking */
+    bool                  drop_thinking; /* true: reasoning of earlier turns is left out */
+    bool                  add_bos;    /* true */
+    bool                  add_generation_prompt; /* false = exactly the reference; true: an assistant turn is opened
+                                                    where the reference leaves none */
+};
+void nib_chat_options_init(struct nib_chat_options *o);
+
+/* Which profile a checkpoint folder wants (reads encoding/encoding_dsv4.py as text and config.json). *guessed is true where nothing
+ * said so. Refuses V4.1 encoders. */
+enum nib_status nib_chat_profile_detect(const char *dir, enum nib_chat_profile *out, bool *guessed,
+                                        struct nib_error *err);
+
+struct nib_prompt {
+    struct nib_text   text;
+    struct nib_range *content; /* [n_content] ranges that came from the messages, for nib_tokenizer_encode's literal */
+    size_t            n_content;
+};
+void nib_prompt_free(struct nib_prompt *p);
+
+/* Render messages (JSON text: an array of message objects, OpenAI style) and request-level tools (JSON array or NULL) to the
+ * prompt. context: earlier messages, already encoded, or NULL. */
+enum nib_status nib_chat_encode(const struct nib_chat_options *o, const char *messages, const char *tools,
+                                const char *context, struct nib_prompt *out, struct nib_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
