@@ -1,0 +1,25 @@
+/* JSON from the checkpoint folder: one strict reading rule for indexes, headers and configs.
+ *
+ * Strict means: no duplicate keys (the parser would keep one of them, by luck of order), valid UTF-8, nothing behind the
+ * value. */
+#ifndef NIB_JSON_FILE_H
+#define NIB_JSON_FILE_H
+
+#include <jansson.h>
+
+#include "base/status.h"
+
+/* Parse n bytes; `what` names them in errors. *out is a new reference, NULL on failure. */
+enum nib_status nib_json_parse(const char *text, size_t n, const char *what, json_t **out, struct nib_error *err);
+
+/* Read a regular file of at most max_bytes. *out is owned by the caller (free), *n its length. NIB_E_IO if it cannot be
+ * read. */
+enum nib_status nib_file_read(const char *path, uint64_t max_bytes, char **out, size_t *n, struct nib_error *err);
+
+/* Both together; the path names the file in errors. */
+enum nib_status nib_json_file_read(const char *path, uint64_t max_bytes, json_t **out, struct nib_error *err);
+
+/* "an integer", "a string", ...: for messages about wrong types. */
+const char *nib_json_type_name(const json_t *v);
+
+#endif
