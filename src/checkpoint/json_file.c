@@ -1,12 +1,9 @@
 /* Strict JSON reading. The parser is jansson; what is added here is the text of its errors. */
 #include "checkpoint/json_file.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#include "base/file.h"
 
 /* The key that ends at `end`, as written. jansson leaves keys over 20 bytes out of its message. */
 static bool key_before(const char *text, size_t end, const char **key, size_t *n)
@@ -48,59 +45,7 @@ enum nib_status nib_json_parse(const char *text, size_t n, const char *what, jso
                          e.text);
 }
 
-enum nib_status nib_file_read(const char *path, uint64_t max_bytes, char **out, size_t *n, struct nib_error *err)
-{
-    *out = NULL;
-    *n = 0;
-    /* Non-blocking, so that a FIFO under this name is refused rather than waited for. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return nib_error_set(err, NIB_E_IO, "%s: cannot open: %s", path, strerror(errno));
-    enum nib_status status = NIB_OK;
-    struct stat st;
-    char *text = NULL;
-    size_t bytes = 0, done = 0;
-    if (fstat(fd, &st) != 0) {
-        status = nib_error_set(err, NIB_E_IO, "%s: %s", path, strerror(errno));
-        goto end;
-    }
-    if (!S_ISREG(st.st_mode)) {
-        status = nib_error_set(err, NIB_E_IO, "%s: not a regular file", path);
-        goto end;
-    }
-    if ((uint64_t)st.st_size > max_bytes) {
-        status = nib_error_set(err, NIB_E_FORMAT, "%s: %lld bytes long, at most %llu are read", path,
-                               (long long)st.st_size, (unsigned long long)max_bytes);
-        goto end;
-    }
-    bytes = (size_t)st.st_size;
-    text = malloc(bytes + 1);
-    if (!text) {
-        status = nib_error_set(err, NIB_E_MEMORY, "%s: no memory for %zu bytes", path, bytes);
-        goto end;
-    }
-    while (done < bytes) {
-        ssize_t got = read(fd, text + done, bytes - done);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0) {
-            status = nib_error_set(err, NIB_E_IO, "%s: read %zu of %zu bytes: %s", path, done, bytes,
-                                   got < 0 ? strerror(errno) : "the file became shorter");
-            goto end;
-        }
-        done += (size_t)got;
-    }
-    text[bytes] = 0;
-    *out = text;
-    *n = bytes;
-    text = NULL;
-end:
-    free(text);
-    (void)close(fd);
-    return status;
-}
-
-enum nib_status nib_json_file_read(const char *path, uint64_t max_bytes, json_t **out, struct nib_error *err)
+enum nib_status nib_json_file_read(const char *path, size_t max_bytes, json_t **out, struct nib_error *err)
 {
     char *text;
     size_t n;

@@ -12,12 +12,8 @@
 /* Parse n bytes; `what` names them in errors. *out is a new reference, NULL on failure. */
 enum nib_status nib_json_parse(const char *text, size_t n, const char *what, json_t **out, struct nib_error *err);
 
-/* Read a regular file of at most max_bytes. *out is owned by the caller (free), *n its length. NIB_E_IO if it cannot be
- * read. */
-enum nib_status nib_file_read(const char *path, uint64_t max_bytes, char **out, size_t *n, struct nib_error *err);
-
-/* Both together; the path names the file in errors. */
-enum nib_status nib_json_file_read(const char *path, uint64_t max_bytes, json_t **out, struct nib_error *err);
+/* The same from a file of at most max_bytes; the path names it in errors. */
+enum nib_status nib_json_file_read(const char *path, size_t max_bytes, json_t **out, struct nib_error *err);
 
 /* "an integer", "a string", ...: for messages about wrong types. */
 const char *nib_json_type_name(const json_t *v);

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/file.h"
 #include "checkpoint/json_file.h"
 #include "checkpoint/json_keys.h"
 
