@@ -1,9 +1,9 @@
 /* A checkpoint folder as named tensors: one safetensors file, or shards with an index, mapped read-only.
  *
- * One written rule for every file (docs/checkpoints.md): header length within the file and at most 256 MiB; JSON with no duplicate
- * keys; each tensor has a known dtype, a shape whose byte count equals its offsets' span, inside the data section; no two
- * overlap. Holes and trailing bytes are refused. With an index, every named shard must exist and hold the tensor, and the
- * index decides which file a name comes from; without one, a name in two files is refused. */
+ * One written rule for every file (docs/checkpoints.md): header length within the file and at most 256 MiB; JSON with no
+ * duplicate keys; each tensor has a known dtype, a shape whose byte count equals its offsets' span, inside the data
+ * section; no two overlap. Holes and trailing bytes are refused. With an index, every named shard must exist and hold the
+ * tensor, and the index decides which file a name comes from; without one, a name in two files is refused. */
 #ifndef NIB_CHECKPOINT_H
 #define NIB_CHECKPOINT_H
 
@@ -28,7 +28,8 @@ struct nib_tensor_entry {
 
 struct nib_checkpoint;
 
-/* Open every *.safetensors that the folder's index names (or, without an index, every one in the folder). */
+/* Open every *.safetensors that the folder's index names (or, without an index, every one in the folder). Only headers
+ * are read. *out is NULL on failure. NIB_E_IO: a file is missing or cannot be read; NIB_E_FORMAT: it breaks the rule. */
 enum nib_status nib_checkpoint_open(const char *dir, struct nib_checkpoint **out, struct nib_error *err);
 void            nib_checkpoint_close(struct nib_checkpoint *c);
 
@@ -41,5 +42,9 @@ const struct nib_tensor_entry *nib_checkpoint_at(const struct nib_checkpoint *c,
 
 const char *nib_st_dtype_name(enum nib_st_dtype d); /* "F8_E4M3" */
 int32_t     nib_st_dtype_bytes(enum nib_st_dtype d);
+bool        nib_st_dtype_find(const char *name, enum nib_st_dtype *out); /* false: unknown */
+
+/* Bytes of a tensor; false if a size is negative or the product overflows. No dimensions: one element. */
+bool nib_st_tensor_bytes(enum nib_st_dtype d, int32_t n_dims, const int64_t *shape, uint64_t *bytes);
 
 #endif
