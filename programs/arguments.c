@@ -1,0 +1,245 @@
+/* Parsing by table, and the engine options shared by all commands. */
+#include "arguments.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "nibble.h"
+
+/* ---- Values ---- */
+
+static int parse_count(const struct cli_option *o, const char *text)
+{
+    char     *end;
+    long long v;
+
+    errno = 0;
+    v = strtoll(text, &end, 10);
+    if (end == text || *end || isspace((unsigned char)text[0]))
+        return cli_usage("%s: '%s' is not a whole number", o->name, text);
+    if (errno == ERANGE || (double)v < o->low || (double)v > o->high)
+        return cli_usage("%s: %s is out of range; wanted %.0f to %.0f", o->name, text, o->low, o->high);
+    *(int32_t *)o->value = (int32_t)v;
+    return CLI_OK;
+}
+
+static int parse_number(const struct cli_option *o, const char *text)
+{
+    char  *end;
+    double v = strtod(text, &end);
+
+    if (end == text || *end || isspace((unsigned char)text[0]) || isnan(v))
+        return cli_usage("%s: '%s' is not a number", o->name, text);
+    if (!(v <= o->high) || !(o->above_low ? v > o->low : v >= o->low))
+        return cli_usage("%s: %s is out of range; wanted %s %g to %g", o->name, text,
+                         o->above_low ? "more than" : "from", o->low, o->high);
+    *(float *)o->value = (float)v;
+    return CLI_OK;
+}
+
+static int parse_seed(const struct cli_option *o, const char *text)
+{
+    char              *end;
+    unsigned long long v;
+
+    errno = 0;
+    v = strtoull(text, &end, 10);
+    if (!isdigit((unsigned char)text[0]) || *end)
+        return cli_usage("%s: '%s' is not a whole number from 0", o->name, text);
+    if (errno == ERANGE)
+        return cli_usage("%s: %s is out of range; wanted 0 to 18446744073709551615", o->name, text);
+    *(uint64_t *)o->value = v;
+    return CLI_OK;
+}
+
+static void list_choices(const char *const *choices, const char *between, char *out, size_t out_bytes)
+{
+    out[0] = '\0';
+    for (int i = 0; choices[i]; i++) {
+        size_t used = strlen(out);
+        (void)snprintf(out + used, out_bytes - used, "%s%s", i ? between : "", choices[i]);
+    }
+}
+
+static int parse_choice(const struct cli_option *o, const char *text)
+{
+    char all[256];
+
+    for (int32_t i = 0; o->choices[i]; i++)
+        if (strcmp(o->choices[i], text) == 0) {
+            *(int32_t *)o->value = i;
+            return CLI_OK;
+        }
+    list_choices(o->choices, ", ", all, sizeof all);
+    return cli_usage("%s: '%s' is not known; wanted one of %s", o->name, text, all);
+}
+
+static int parse_value(const struct cli_option *o, const char *text)
+{
+    switch (o->kind) {
+    case CLI_KIND_FLAG: *(bool *)o->value = true; return CLI_OK;
+    case CLI_KIND_TEXT: *(const char **)o->value = text; return CLI_OK;
+    case CLI_KIND_COUNT: return parse_count(o, text);
+    case CLI_KIND_NUMBER: return parse_number(o, text);
+    case CLI_KIND_SEED: return parse_seed(o, text);
+    case CLI_KIND_CHOICE: return parse_choice(o, text);
+    }
+    return CLI_USAGE;
+}
+
+/* ---- Help ---- */
+
+enum { HELP_COLUMN = 26 };
+
+static void print_option(const struct cli_option *o)
+{
+    char left[128], choices[96];
+    int  used;
+
+    used = snprintf(left, sizeof left, "  %s%s%s", o->alias ? o->alias : "", o->alias ? ", " : "", o->name);
+    if (o->kind == CLI_KIND_CHOICE) {
+        list_choices(o->choices, "|", choices, sizeof choices);
+        (void)snprintf(left + used, sizeof left - (size_t)used, " %s", choices);
+    } else if (o->kind != CLI_KIND_FLAG) {
+        (void)snprintf(left + used, sizeof left - (size_t)used, " %s", o->metavar);
+    }
+    (void)printf("%-*s", HELP_COLUMN, left);
+    if (strlen(left) >= HELP_COLUMN)
+        (void)printf("\n%*s", HELP_COLUMN, "");
+    for (const char *c = o->help; *c; c++) {
+        (void)putchar(*c);
+        if (*c == '\n')
+            (void)printf("%*s", HELP_COLUMN, "");
+    }
+    (void)putchar('\n');
+}
+
+static void print_help(const struct cli_syntax *s)
+{
+    (void)printf("Usage: nibble %s %s\n\n%s\n", s->command, s->usage, s->about);
+    for (int g = 0; g < s->n_groups; g++) {
+        (void)printf("\n%s:\n", s->groups[g].title);
+        for (int i = 0; i < s->groups[g].n; i++)
+            print_option(&s->groups[g].options[i]);
+    }
+}
+
+/* ---- Parsing ---- */
+
+/* name_bytes: without a value joined by '='. */
+static const struct cli_option *find_option(const struct cli_syntax *s, const char *arg, size_t name_bytes)
+{
+    for (int g = 0; g < s->n_groups; g++)
+        for (int i = 0; i < s->groups[g].n; i++) {
+            const struct cli_option *o = &s->groups[g].options[i];
+            if (strlen(o->name) == name_bytes && memcmp(o->name, arg, name_bytes) == 0)
+                return o;
+            if (o->alias && strcmp(o->alias, arg) == 0)
+                return o;
+        }
+    return NULL;
+}
+
+static int take_operand(const struct cli_syntax *s, const char *arg)
+{
+    if (!s->operand)
+        return cli_usage("%s: '%s' is not an option, and %s takes nothing else; see nibble help %s", s->command, arg,
+                         s->command, s->command);
+    if (*s->operand)
+        return cli_usage("%s: '%s' is one %s too many", s->command, arg, s->operand_name);
+    *s->operand = arg;
+    return CLI_OK;
+}
+
+/* Take the option at argv[*i], moving *i to its last argument. */
+static int take_option(const struct cli_syntax *s, int argc, char **argv, int *i)
+{
+    const char *arg = argv[*i];
+    const char *equals = strncmp(arg, "--", 2) == 0 ? strchr(arg, '=') : NULL;
+    const char *text = equals ? equals + 1 : NULL;
+    size_t      name_bytes = equals ? (size_t)(equals - arg) : strlen(arg);
+
+    const struct cli_option *o = find_option(s, arg, name_bytes);
+    if (!o)
+        return cli_usage("%s: unknown option '%.*s'; see nibble help %s", s->command, (int)name_bytes, arg,
+                         s->command);
+    if (o->kind == CLI_KIND_FLAG && text)
+        return cli_usage("%s takes no value, but '%s' was given", o->name, text);
+    if (o->kind != CLI_KIND_FLAG && !text) {
+        if (*i + 1 >= argc)
+            return cli_usage("%s needs a value after it", o->name);
+        text = argv[++*i];
+    }
+    if (o->given)
+        *o->given = true;
+    return parse_value(o, text);
+}
+
+bool cli_parse(const struct cli_syntax *s, int argc, char **argv, int *exit_code)
+{
+    bool options_ended = false;
+
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        bool        is_option = !options_ended && arg[0] == '-' && arg[1] != '\0';
+
+        if (is_option && strcmp(arg, "--") == 0) {
+            options_ended = true;
+            continue;
+        }
+        if (is_option && (strcmp(arg, "-h") == 0 || strcmp(arg, "--help") == 0)) {
+            print_help(s);
+            *exit_code = CLI_OK;
+            return false;
+        }
+        *exit_code = is_option ? take_option(s, argc, argv, &i) : take_operand(s, arg);
+        if (*exit_code != CLI_OK)
+            return false;
+    }
+    if (s->operand && !*s->operand) {
+        *exit_code = cli_usage("%s: %s is missing; see nibble help %s", s->command, s->operand_name, s->command);
+        return false;
+    }
+    return true;
+}
+
+/* ---- Engine options ---- */
+
+const char *const cli_backend_names[] = {"ref", "cpu", NULL};
+
+/* In the order of the library's enums. */
+static const char *const act_quant_names[] = {"auto", "none", "fp8", "nvfp4", NULL};
+static const char *const kv_names[] = {"f32", "bf16", "fp8", "nvfp4", NULL};
+static const char *const numerics_names[] = {"model", "release", NULL};
+
+void cli_engine_options_init(struct cli_engine_options *e)
+{
+    *e = (struct cli_engine_options){.backend = 1, .kv = NIB_KV_BF16};
+    const struct cli_option table[] = {
+        {.name = "--model", .alias = "-m", .kind = CLI_KIND_TEXT, .value = &e->model, .metavar = "DIR",
+         .help = "checkpoint folder; the bundled small model if not given"},
+        {.name = "--ctx", .kind = CLI_KIND_COUNT, .value = &e->ctx, .low = 0, .high = INT32_MAX, .metavar = "N",
+         .help = "tokens that fit in the context; 0: the model's limit, at most 8192"},
+        {.name = "--threads", .kind = CLI_KIND_COUNT, .value = &e->threads, .low = 0, .high = 4096, .metavar = "N",
+         .help = "CPU threads; 0: all cores. Changes no result"},
+        {.name = "--backend", .kind = CLI_KIND_CHOICE, .value = &e->backend, .choices = cli_backend_names,
+         .help = "cpu, or ref: plain loops that define what is right, slow"},
+        {.name = "--act-quant", .kind = CLI_KIND_CHOICE, .value = &e->act_quant, .given = &e->act_quant_given,
+         .choices = act_quant_names, .help = "round activations before quantised weights; auto: none on ref and cpu"},
+        {.name = "--kv", .kind = CLI_KIND_CHOICE, .value = &e->kv, .given = &e->kv_given, .choices = kv_names,
+         .help = "format in which context rows are kept; bf16"},
+        {.name = "--numerics", .kind = CLI_KIND_CHOICE, .value = &e->numerics, .choices = numerics_names,
+         .help = "release: round wherever the published inference code rounds;\nsets --act-quant fp8 and --kv fp8"},
+        {.name = "--verbose", .alias = "-v", .kind = CLI_KIND_FLAG, .value = &e->verbose,
+         .help = "say on standard error what was chosen"},
+    };
+    _Static_assert(sizeof table <= sizeof e->table, "struct cli_engine_options holds the whole table");
+    memcpy(e->table, table, sizeof table);
+    e->n_table = (int)(sizeof table / sizeof table[0]);
+}

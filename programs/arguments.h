@@ -1,0 +1,63 @@
+/* Command line options as tables: one description both parses an option and prints its help. */
+#ifndef NIB_ARGUMENTS_H
+#define NIB_ARGUMENTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum cli_kind {
+    CLI_KIND_FLAG,   /* bool */
+    CLI_KIND_TEXT,   /* const char *, points into argv */
+    CLI_KIND_COUNT,  /* int32_t in low..high */
+    CLI_KIND_NUMBER, /* float in low..high, low itself excluded with above_low; never NaN or infinite */
+    CLI_KIND_SEED,   /* uint64_t */
+    CLI_KIND_CHOICE  /* int32_t, index into choices */
+};
+
+struct cli_option {
+    const char        *name;  /* "--temp" */
+    const char        *alias; /* "-n" or NULL */
+    enum cli_kind      kind;
+    void              *value; /* of the kind's type; left alone when the option does not appear */
+    bool              *given; /* set when it appears; may be NULL */
+    double             low, high;
+    bool               above_low;
+    const char *const *choices; /* NULL-terminated */
+    const char        *metavar; /* "N"; choices print themselves */
+    const char        *help;    /* one or more lines */
+};
+
+struct cli_group {
+    const char              *title;
+    const struct cli_option *options;
+    int                      n;
+};
+
+struct cli_syntax {
+    const char             *command;
+    const char             *usage; /* "[-m DIR] FILE.jsonl [options]" */
+    const char             *about; /* paragraphs of the help, before the options */
+    const struct cli_group *groups;
+    int                     n_groups;
+    const char            **operand; /* where the one operand goes; NULL if the command takes none */
+    const char             *operand_name;
+};
+
+/* Parse argv[1..]. True: go on. False: help was printed or a mistake was reported; return *exit_code. Values may
+ * be written "--name value" or "--name=value"; of a repeated option the last one counts; "--" ends the options. */
+bool cli_parse(const struct cli_syntax *s, int argc, char **argv, int *exit_code);
+
+/* The options that every command using an engine takes, and the values they were given. */
+struct cli_engine_options {
+    const char       *model; /* NULL: the bundled model */
+    int32_t           backend, threads, ctx, act_quant, kv, numerics;
+    bool              act_quant_given, kv_given, verbose;
+    struct cli_option table[8];
+    int               n_table;
+};
+void cli_engine_options_init(struct cli_engine_options *e);
+
+/* Names for --backend, as the library knows them; NULL-terminated. */
+extern const char *const cli_backend_names[];
+
+#endif

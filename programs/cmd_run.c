@@ -1,0 +1,245 @@
+/* nibble run: one prompt, one answer. The prompt is built in run_prompt.c, the answer is shown by run_stream.c. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "arguments.h"
+#include "cli.h"
+#include "nibble.h"
+#include "output.h"
+#include "progress.h"
+#include "run_prompt.h"
+#include "run_stream.h"
+#include "session.h"
+
+struct run_options {
+    struct cli_engine_options engine;
+    struct prompt_options     prompt;
+    struct nib_sampling       sampling;
+    int32_t                   n_max;
+    bool                      temperature_given, top_p_given, seed_given, json;
+};
+
+struct run {
+    struct stream   stream;
+    struct progress progress;
+};
+
+static volatile sig_atomic_t interrupted;
+
+/* The first Ctrl-C ends the answer cleanly, the second one ends the program. */
+static void on_interrupt(int number)
+{
+    interrupted = number;
+}
+
+static void catch_interrupt(void)
+{
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
+
+    (void)sigemptyset(&action.sa_mask);
+    (void)sigaction(SIGINT, &action, NULL);
+}
+
+static bool on_token(void *user, int32_t token, float logprob)
+{
+    struct run *r = user;
+
+    (void)logprob;
+    progress_finish(&r->progress);
+    return stream_token(&r->stream, token) && !interrupted;
+}
+
+static bool on_prefill(void *user, int32_t done, int32_t total)
+{
+    struct run *r = user;
+
+    progress_update(&r->progress, (uint64_t)done, (uint64_t)total);
+    return !interrupted;
+}
+
+static double per_second(int32_t n, double seconds)
+{
+    return seconds > 0 ? n / seconds : 0;
+}
+
+static const char *stop_name(enum nib_stop_reason reason)
+{
+    switch (reason) {
+    case NIB_STOP_ID: return "stop";
+    case NIB_STOP_LENGTH: return "length";
+    case NIB_STOP_CALLBACK: return "interrupted";
+    }
+    return "unknown";
+}
+
+static int print_json(const struct stream *stream, const struct nib_generate_result *r)
+{
+    return output_json(json_pack("{s:s%, s:s%, s:i, s:i, s:s, s:o, s:o}", "text",
+                                 stream->answer.data ? stream->answer.data : "", stream->answer.n, "reasoning",
+                                 stream->reasoning.data ? stream->reasoning.data : "", stream->reasoning.n,
+                                 "prompt_tokens", r->n_prompt, "generated_tokens", r->n_generated, "stop",
+                                 stop_name(r->reason), "prefill_tok_s",
+                                 output_real(per_second(r->n_prompt, r->prefill_s)), "decode_tok_s",
+                                 output_real(per_second(r->n_generated, r->decode_s))));
+}
+
+/* What the model's own generation_config.json says, where the command line says nothing. */
+static int choose_sampling(const struct session *s, struct run_options *o)
+{
+    struct nib_error err = {0};
+
+    if (!o->temperature_given)
+        o->sampling.temperature = s->info->greedy ? 0 : s->info->temperature;
+    if (!o->top_p_given)
+        o->sampling.top_p = s->info->top_p;
+    if (!o->seed_given && getentropy(&o->sampling.seed, sizeof o->sampling.seed) != 0)
+        return cli_fail("the system gives no random seed; give one with --seed");
+    if (s->options->verbose)
+        cli_note("sampling: temperature %g, top-p %g, seed %llu", (double)o->sampling.temperature,
+                 (double)o->sampling.top_p, (unsigned long long)o->sampling.seed);
+    enum nib_status status = nib_sampling_check(&o->sampling, &err);
+    return status == NIB_OK ? CLI_OK : session_fail(status, &err);
+}
+
+static int generate(struct session *s, struct run_options *o, const struct nib_ids *ids)
+{
+    struct nib_generate_result result = {0};
+    struct nib_error           err = {0};
+    struct run                 r;
+    int                        code = CLI_OK;
+
+    if (ids->n >= (size_t)s->n_ctx)
+        return cli_fail("the prompt has %zu tokens, which leaves no room in the context of %d; see --ctx", ids->n,
+                        s->n_ctx);
+    stream_open(&r.stream, s->tokenizer, s->info->eos_id, !o->prompt.raw && o->prompt.think > 0, !o->json);
+    catch_interrupt();
+    struct nib_generate_args args = {
+        .seq = s->seq,
+        .prompt = ids->id,
+        .n_prompt = (int32_t)ids->n,
+        .n_max = o->n_max,
+        .stop_id = &s->info->eos_id,
+        .n_stop = 1,
+        .sampling = o->sampling,
+        .on_token = on_token,
+        .on_prefill = on_prefill,
+        .user = &r,
+    };
+    progress_start(&r.progress, "reading the prompt", "tok");
+    enum nib_status status = nib_generate(s->engine, &args, &result, &err);
+    progress_finish(&r.progress);
+    bool ended = stream_end(&r.stream);
+
+    if (status != NIB_OK && !interrupted)
+        code = session_fail(status, &err);
+    else if (!ended)
+        code = ferror(stdout) ? CLI_OK : cli_fail_memory(); /* main() reports the output */
+    else if (o->json)
+        code = print_json(&r.stream, &result);
+    if (code == CLI_OK)
+        (void)fprintf(stderr, "prefill %d tokens %.1f tok/s, decode %d tokens %.1f tok/s\n", result.n_prompt,
+                      per_second(result.n_prompt, result.prefill_s), result.n_generated,
+                      per_second(result.n_generated, result.decode_s));
+    if (interrupted)
+        code = CLI_FAILED;
+    stream_close(&r.stream);
+    return code;
+}
+
+static int run(struct session *s, struct run_options *o)
+{
+    struct nib_ids ids = {0};
+    int            code = session_open(s, &o->engine);
+
+    if (code == CLI_OK)
+        code = choose_sampling(s, o);
+    if (code == CLI_OK)
+        code = session_open_tokenizer(s);
+    if (code == CLI_OK)
+        code = prompt_encode(s, &o->prompt, &ids);
+    if (code == CLI_OK)
+        code = session_open_engine(s, 0, false);
+    if (code == CLI_OK)
+        code = generate(s, o, &ids);
+    nib_ids_free(&ids);
+    return code;
+}
+
+int cmd_run(int argc, char **argv)
+{
+    static const char *const think_names[] = {"off", "low", "high", "max", NULL};
+    static const char *const profile_names[] = {"auto", "ga", "preview", NULL};
+    struct run_options       o = {0};
+    struct session           s;
+    int                      code;
+
+    cli_engine_options_init(&o.engine);
+    nib_sampling_init(&o.sampling);
+    const struct cli_option own[] = {
+        {.name = "--prompt", .alias = "-p", .kind = CLI_KIND_TEXT, .value = &o.prompt.text, .metavar = "TEXT",
+         .help = "the user's message"},
+        {.name = "--file", .alias = "-f", .kind = CLI_KIND_TEXT, .value = &o.prompt.file, .metavar = "FILE",
+         .help = "read it from a file, - for standard input; one newline at its end is dropped"},
+        {.name = "--system", .kind = CLI_KIND_TEXT, .value = &o.prompt.system, .metavar = "TEXT",
+         .help = "a system message before it"},
+        {.name = "--think", .kind = CLI_KIND_CHOICE, .value = &o.prompt.think, .given = &o.prompt.think_given,
+         .choices = think_names, .help = "let the model reason first; off"},
+        {.name = "--chat-profile", .kind = CLI_KIND_CHOICE, .value = &o.prompt.profile,
+         .given = &o.prompt.profile_given, .choices = profile_names,
+         .help = "which release's prompt rules; auto: from the checkpoint folder"},
+        {.name = "--raw", .kind = CLI_KIND_FLAG, .value = &o.prompt.raw,
+         .help = "the prompt is the whole text as the model sees it: no chat form, control tokens\n"
+                 "count, a beginning of sentence is put in front unless it is there"},
+        {.name = "--allow-control-tokens", .kind = CLI_KIND_FLAG, .value = &o.prompt.allow_control,
+         .help = "control tokens written in messages count; otherwise they are plain text"},
+        {.name = "--json", .kind = CLI_KIND_FLAG, .value = &o.json,
+         .help = "print the answer when it is complete, as JSON: text, reasoning, prompt_tokens,\n"
+                 "generated_tokens, stop (stop or length), prefill_tok_s, decode_tok_s"},
+    };
+    const struct cli_option sampling[] = {
+        {.name = "--tokens", .alias = "-n", .kind = CLI_KIND_COUNT, .value = &o.n_max, .low = 1, .high = INT32_MAX,
+         .metavar = "N", .help = "stop after N tokens; without it, when the context is full"},
+        {.name = "--temp", .kind = CLI_KIND_NUMBER, .value = &o.sampling.temperature, .given = &o.temperature_given,
+         .low = 0, .high = 100, .metavar = "T", .help = "temperature; 0 takes the likeliest token; the model's own"},
+        {.name = "--top-p", .kind = CLI_KIND_NUMBER, .value = &o.sampling.top_p, .given = &o.top_p_given, .low = 0,
+         .above_low = true, .high = 1, .metavar = "P",
+         .help = "keep the likeliest tokens up to this mass; the model's own"},
+        {.name = "--top-k", .kind = CLI_KIND_COUNT, .value = &o.sampling.top_k, .low = 0, .high = INT32_MAX,
+         .metavar = "K", .help = "keep the K likeliest tokens; 0: off"},
+        {.name = "--min-p", .kind = CLI_KIND_NUMBER, .value = &o.sampling.min_p, .low = 0, .high = 1, .metavar = "P",
+         .help = "drop tokens below this share of the likeliest one's probability; 0"},
+        {.name = "--repetition", .kind = CLI_KIND_NUMBER, .value = &o.sampling.repetition, .low = 0,
+         .above_low = true, .high = 100, .metavar = "R", .help = "penalty on tokens seen so far, a factor; 1: off"},
+        {.name = "--presence", .kind = CLI_KIND_NUMBER, .value = &o.sampling.presence, .low = -100, .high = 100,
+         .metavar = "X", .help = "penalty on tokens generated before; 0"},
+        {.name = "--frequency", .kind = CLI_KIND_NUMBER, .value = &o.sampling.frequency, .low = -100, .high = 100,
+         .metavar = "X", .help = "the same, times how often; 0"},
+        {.name = "--seed", .kind = CLI_KIND_SEED, .value = &o.sampling.seed, .given = &o.seed_given, .metavar = "N",
+         .help = "the same seed draws the same tokens; otherwise random"},
+    };
+    const struct cli_group groups[] = {
+        {"Prompt", own, sizeof own / sizeof own[0]},
+        {"Sampling (docs/sampling.md says exactly how)", sampling, sizeof sampling / sizeof sampling[0]},
+        {"Engine", o.engine.table, o.engine.n_table},
+    };
+    const struct cli_syntax syntax = {
+        .command = "run",
+        .usage = "[-m DIR] (-p TEXT | -f FILE) [options]",
+        .about = "Answers a prompt. The answer is written to standard output as it comes; the rates of prefill and\n"
+                 "decode follow on standard error. Reasoning (--think) is dimmed on a terminal; elsewhere it is\n"
+                 "written as the model writes it, up to </think>.",
+        .groups = groups,
+        .n_groups = 3,
+    };
+    if (!cli_parse(&syntax, argc, argv, &code))
+        return code;
+    code = prompt_check(&o.prompt);
+    if (code != CLI_OK)
+        return code;
+    code = run(&s, &o);
+    session_close(&s);
+    return code;
+}

@@ -1,0 +1,89 @@
+/* The `nibble` program: finds the subcommand and hands over. Each subcommand lives in cmd_<name>.c; arguments.h
+ * describes options, session.h opens a model. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+#include "nibble.h"
+
+static const struct cli_command commands[] = {
+    {"run", "answer a prompt", cmd_run},
+    {"logits", "print the logits after given token ids", cmd_logits},
+    {"score", "exact match and likelihood on a file of prompts, perplexity on a text", cmd_score},
+    {"inspect", "show what a checkpoint holds and the memory it needs", cmd_inspect},
+};
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+
+static const struct cli_command *find_command(const char *name)
+{
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (strcmp(commands[i].name, name) == 0)
+            return &commands[i];
+    return NULL;
+}
+
+static void print_help(FILE *f)
+{
+    (void)fprintf(f, "Usage: nibble COMMAND [options]\n\n"
+                     "Runs DeepSeek-V4 models. Without -m, the small model that comes with nibble is used.\n\n"
+                     "Commands:\n");
+    for (int i = 0; i < N_COMMANDS; i++)
+        (void)fprintf(f, "  %-9s %s\n", commands[i].name, commands[i].summary);
+    (void)fprintf(f, "  %-9s %s\n\n", "help", "show this, or the help of a command: nibble help run");
+    (void)fprintf(f, "Try: nibble run -p \"What is the capital of France?\"\n\n"
+                     "Exit codes: 0 done, 1 failed, 2 the command line is wrong.\n");
+}
+
+static int unknown_command(const char *name)
+{
+    return cli_usage("'%s' is not a command; there are run, logits, score, inspect and help", name);
+}
+
+static int help(int argc, char **argv)
+{
+    char  option[] = "--help";
+    char *with_help[3];
+
+    if (argc > 3)
+        return cli_usage("help: '%s' is one argument too many; wanted one command", argv[3]);
+    if (argc < 3) {
+        print_help(stdout);
+        return CLI_OK;
+    }
+    const struct cli_command *c = find_command(argv[2]);
+    if (!c)
+        return unknown_command(argv[2]);
+    with_help[0] = argv[2];
+    with_help[1] = option;
+    with_help[2] = NULL;
+    return c->run(2, with_help);
+}
+
+static int dispatch(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+        return help(argc, argv);
+    if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
+        (void)printf("nibble %s\n", nib_version());
+        return CLI_OK;
+    }
+    const struct cli_command *c = find_command(name);
+    return c ? c->run(argc - 1, argv + 1) : unknown_command(name);
+}
+
+int main(int argc, char **argv)
+{
+    int code = dispatch(argc, argv);
+
+    /* A result that never reached the disk is a failure too. */
+    errno = 0;
+    if ((fflush(stdout) != 0 || ferror(stdout)) && code == CLI_OK)
+        code = cli_fail("standard output: %s", errno ? strerror(errno) : "not everything could be written");
+    return code;
+}

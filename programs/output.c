@@ -1,0 +1,47 @@
+/* JSON through jansson, and rounding for people. */
+#include "output.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "cli.h"
+
+json_t *output_real(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+int output_json(json_t *object)
+{
+    if (!object)
+        return cli_fail_memory();
+    int failed = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    json_decref(object);
+    (void)putchar('\n');
+    return failed ? cli_fail("the result cannot be printed as JSON") : CLI_OK;
+}
+
+static const char *scaled(char out[32], double value, double step, const char *const *units, size_t n_units)
+{
+    size_t i = 0;
+
+    for (; value >= step && i + 1 < n_units; i++)
+        value /= step;
+    (void)snprintf(out, 32, i == 0 ? "%.0f%s%s" : "%.1f%s%s", value, units[i][0] ? " " : "", units[i]);
+    return out;
+}
+
+const char *output_bytes(char out[32], uint64_t bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+
+    return scaled(out, (double)bytes, 1024, units, sizeof units / sizeof units[0]);
+}
+
+const char *output_count(char out[32], uint64_t count)
+{
+    static const char *const units[] = {"", "thousand", "M", "B"};
+
+    return scaled(out, (double)count, 1000, units, sizeof units / sizeof units[0]);
+}
