@@ -1,17 +1,17 @@
 /* A checkpoint folder as named tensors: one safetensors file, or shards with an index, mapped read-only.
  *
- * One written rule for every file (docs/checkpoints.md): header length within the file and at most 256 MiB; JSON with no
- * duplicate keys; each tensor has a known dtype, a shape whose byte count equals its offsets' span, inside the data
- * section; no two overlap. Holes and trailing bytes are refused. With an index, every named shard must exist and hold the
- * tensor, and the index decides which file a name comes from; without one, a name in two files is refused. */
+ * One written rule for every file (docs/checkpoints.md): header length within the file and at most 256 MiB; JSON with
+ * no duplicate keys; each tensor has a known dtype, a shape whose byte count equals its offsets' span, inside the data
+ * section; no two overlap. Holes and trailing bytes are refused. With an index, every named shard must exist and hold
+ * the tensor, and the index decides which file a name comes from; without one, a name in two files is refused. */
 #ifndef NIB_CHECKPOINT_H
 #define NIB_CHECKPOINT_H
 
 #include "base/status.h"
 
 enum nib_st_dtype {
-    NIB_ST_BOOL, NIB_ST_U8, NIB_ST_I8, NIB_ST_F8_E4M3, NIB_ST_F8_E5M2, NIB_ST_F8_E8M0, NIB_ST_I16, NIB_ST_U16, NIB_ST_F16,
-    NIB_ST_BF16, NIB_ST_I32, NIB_ST_U32, NIB_ST_F32, NIB_ST_I64, NIB_ST_U64, NIB_ST_F64
+    NIB_ST_BOOL, NIB_ST_U8, NIB_ST_I8, NIB_ST_F8_E4M3, NIB_ST_F8_E5M2, NIB_ST_F8_E8M0, NIB_ST_I16, NIB_ST_U16,
+    NIB_ST_F16, NIB_ST_BF16, NIB_ST_I32, NIB_ST_U32, NIB_ST_F32, NIB_ST_I64, NIB_ST_U64, NIB_ST_F64
 };
 
 #define NIB_ST_DIMS_MAX 4
@@ -29,7 +29,7 @@ struct nib_tensor_entry {
 struct nib_checkpoint;
 
 /* Open every *.safetensors that the folder's index names (or, without an index, every one in the folder). Only headers
- * are read. *out is NULL on failure. NIB_E_IO: a file is missing or cannot be read; NIB_E_FORMAT: it breaks the rule. */
+ * are read. *out is NULL on failure. NIB_E_IO: a file is missing or unreadable; NIB_E_FORMAT: it breaks the rule. */
 enum nib_status nib_checkpoint_open(const char *dir, struct nib_checkpoint **out, struct nib_error *err);
 void            nib_checkpoint_close(struct nib_checkpoint *c);
 

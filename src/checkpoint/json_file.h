@@ -1,7 +1,7 @@
 /* JSON from the checkpoint folder: one strict reading rule for indexes, headers and configs.
  *
- * Strict means: no duplicate keys (the parser would keep one of them, by luck of order), valid UTF-8, nothing behind the
- * value. */
+ * Strict means: no duplicate keys (the parser would keep one of them, by luck of order), valid UTF-8, nothing behind
+ * the value. */
 #ifndef NIB_JSON_FILE_H
 #define NIB_JSON_FILE_H
 

@@ -20,8 +20,8 @@ struct nib_writer;
 /* Plan n tensors into shards of at most shard_bytes of data each (a larger tensor gets its own; 0: one file) in an
  * existing folder that holds no checkpoint yet. The list is copied. Names that are empty or occur twice are refused
  * (NIB_E_ARGUMENT). */
-enum nib_status nib_writer_open(const char *dir, const struct nib_writer_tensor *tensor, int64_t n, uint64_t shard_bytes,
-                                struct nib_writer **out, struct nib_error *err);
+enum nib_status nib_writer_open(const char *dir, const struct nib_writer_tensor *tensor, int64_t n,
+                                uint64_t shard_bytes, struct nib_writer **out, struct nib_error *err);
 
 /* The tensor that the next bytes belong to, NULL when all are complete. Valid until close. */
 const struct nib_writer_tensor *nib_writer_next(const struct nib_writer *w);
