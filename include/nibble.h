@@ -99,6 +99,7 @@ struct nib_model_info {
     bool        has_mtp;
     uint64_t    n_params, n_params_active; /* active: per token, head counted, embedding not, without MTP */
     uint64_t    stored_bytes;              /* of all tensors in use */
+    int64_t     n_tensors, n_tensors_used; /* in the files; of those, read */
     uint64_t    bytes_per_token;           /* weight bytes read per decoded token at batch 1 */
     float       temperature, top_p;        /* generation_config.json; 1, 1 if absent */
     bool        greedy;                    /* do_sample false there */

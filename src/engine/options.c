@@ -1,0 +1,123 @@
+/* Options: defaults, resolution against a model, and the memory plan they imply. */
+#include "engine/engine.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define N_CTX_DEFAULT 8192
+#define N_ROWS_MAX    65536
+
+void nib_options_init(struct nib_options *o)
+{
+    *o = (struct nib_options){.backend = "cpu", .n_seqs_max = 1, .n_rows_max = 256, .n_rollback = 16,
+                              .act_quant = NIB_ACT_QUANT_AUTO, .kv = NIB_KV_BF16, .numerics = NIB_NUMERICS_MODEL, .cpu_mask = ~0u};
+}
+
+static enum nib_status check_range(const char *name, int64_t found, int64_t low, int64_t high, struct nib_error *err)
+{
+    if (found >= low && found <= high)
+        return NIB_OK;
+    return nib_error_set(err, NIB_E_ARGUMENT, "%s is %" PRId64 ", wanted %" PRId64 " to %" PRId64, name, found, low, high);
+}
+
+/* The release is one fixed set of roundings. A caller that left kv and act_quant at their defaults gets them. */
+static enum nib_status resolve_numerics(struct nib_options *o, struct nib_error *err)
+{
+    if (o->numerics == NIB_NUMERICS_MODEL) {
+        if (o->act_quant == NIB_ACT_QUANT_AUTO)
+            o->act_quant = NIB_ACT_QUANT_NONE;
+        return NIB_OK;
+    }
+    if (o->act_quant != NIB_ACT_QUANT_AUTO && o->act_quant != NIB_ACT_QUANT_FP8)
+        return nib_error_set(err, NIB_E_ARGUMENT, "release numerics quantise activations to fp8; another act_quant was asked for");
+    if (o->kv != NIB_KV_BF16 && o->kv != NIB_KV_FP8)
+        return nib_error_set(err, NIB_E_ARGUMENT, "release numerics keep KV rows in fp8; another kv was asked for");
+    o->act_quant = NIB_ACT_QUANT_FP8;
+    o->kv = NIB_KV_FP8;
+    return NIB_OK;
+}
+
+enum nib_status nib_options_resolve(const struct nib_model *m, const struct nib_options *o, struct nib_options *out,
+                                    struct nib_error *err)
+{
+    *out = *o;
+    if (!o->backend || !nib_backend_find(o->backend))
+        return nib_error_set(err, NIB_E_ARGUMENT, "backend '%s' is not in this build", o->backend ? o->backend : "(none)");
+    if (out->n_ctx == 0)
+        out->n_ctx = m->config.n_ctx_max < N_CTX_DEFAULT ? m->config.n_ctx_max : N_CTX_DEFAULT;
+    NIB_TRY(check_range("n_ctx", out->n_ctx, 1, m->config.n_ctx_max, err));
+    NIB_TRY(check_range("n_seqs_max", out->n_seqs_max, 1, 4096, err));
+    NIB_TRY(check_range("n_rows_max", out->n_rows_max, 1, N_ROWS_MAX, err));
+    NIB_TRY(check_range("n_rollback", out->n_rollback, 0, 1024, err));
+    NIB_TRY(check_range("n_threads", out->n_threads, 0, 1024, err));
+    NIB_TRY(check_range("act_quant", (int64_t)out->act_quant, NIB_ACT_QUANT_AUTO, NIB_ACT_QUANT_NVFP4, err));
+    NIB_TRY(check_range("kv", (int64_t)out->kv, NIB_KV_F32, NIB_KV_NVFP4, err));
+    NIB_TRY(check_range("numerics", (int64_t)out->numerics, NIB_NUMERICS_MODEL, NIB_NUMERICS_RELEASE, err));
+    if (out->mtp && !m->sources.has_mtp)
+        return nib_error_set(err, NIB_E_UNSUPPORTED, "'%s' has no MTP block", m->dir);
+    return resolve_numerics(out, err);
+}
+
+struct nib_backend_config nib_backend_config_for(const struct nib_config *c, const struct nib_options *o)
+{
+    return (struct nib_backend_config){
+        .dims = {.n_rows_max = o->mtp ? o->n_rows_max * c->n_hc : o->n_rows_max, .n_seqs_max = o->n_seqs_max, .n_ctx_max = o->n_ctx,
+                 .dim = c->dim, .n_hc = c->n_hc, .n_heads = c->n_heads, .head_dim = c->head_dim, .n_rot = c->n_rot,
+                 .q_rank = c->q_rank, .n_groups = c->n_groups, .o_rank = c->o_rank, .n_window = c->n_window,
+                 .n_index_heads = c->n_index_heads, .index_dim = c->index_dim, .index_top_k = c->index_top_k,
+                 .n_experts = c->n_experts, .top_k = c->top_k, .n_inner = c->n_inner, .n_inner_shared = c->n_inner * c->n_shared,
+                 .vocab = c->vocab},
+        .n_threads = o->n_threads, .cpu_mask = o->cpu_mask};
+}
+
+struct nib_pool_config nib_pool_config_for(const struct nib_config *c, const struct nib_options *o)
+{
+    return (struct nib_pool_config){.model = c, .kv = o->kv, .n_ctx = o->n_ctx, .n_seqs_max = o->n_seqs_max,
+                                    .n_rows_max = o->n_rows_max, .n_rollback = o->n_rollback, .mtp = o->mtp};
+}
+
+int32_t nib_logits_rows(const struct nib_options *o)
+{
+    const int32_t n = o->n_seqs_max > 32 ? o->n_seqs_max : 32;
+    return n < o->n_rows_max ? n : o->n_rows_max;
+}
+
+/* Linux's own estimate of what can be used without swapping; 0 where there is none. */
+static uint64_t host_available_bytes(void)
+{
+    FILE *f = fopen("/proc/meminfo", "r");
+    char line[128];
+    uint64_t kib = 0;
+    if (!f)
+        return 0;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) == 1)
+            break;
+    (void)fclose(f);
+    return kib * 1024;
+}
+
+enum nib_status nib_model_plan(const struct nib_model *m, const struct nib_options *o, struct nib_memory_plan *out,
+                               struct nib_error *err)
+{
+    struct nib_options r;
+    memset(out, 0, sizeof *out);
+    NIB_TRY(nib_options_resolve(m, o, &r, err));
+    const struct nib_backend_api *api = nib_backend_find(r.backend);
+    const struct nib_backend_config bc = nib_backend_config_for(&m->config, &r);
+    const struct nib_pool_config pc = nib_pool_config_for(&m->config, &r);
+    const enum nib_dtype dtype = r.numerics == NIB_NUMERICS_RELEASE ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
+
+    for (int32_t i = 0; i < m->sources.n; i++)
+        if (r.mtp || m->sources.source[i].layer != m->config.n_layers)
+            out->weights_bytes += nib_source_device_bytes(&m->sources.source[i], api, r.act_quant);
+    out->kv_bytes = nib_pool_bytes(&pc, &out->kv_bytes_per_seq);
+    out->workspace_bytes = api->scratch_bytes(&bc) +
+                           nib_work_bytes(&m->config, r.n_rows_max, nib_logits_rows(&r), r.mtp, dtype, r.act_quant);
+    out->total_bytes = out->weights_bytes + out->kv_bytes + out->workspace_bytes;
+    out->available_bytes = host_available_bytes();
+    out->n_ctx = r.n_ctx;
+    out->n_seqs_max = r.n_seqs_max;
+    return NIB_OK;
+}
