@@ -1,0 +1,173 @@
+/* Body of a rung, part 2: stored formats to fp32 (or to small integers). Every product here is exact. */
+
+typedef int8_t bytes16 __attribute__((vector_size(16)));
+
+BODY float float_of(uint32_t bits)
+{
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+BODY uint32_t bits_of(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+/* 2^(b - 127); b = 0 is subnormal, 255 is NaN. */
+BODY float ue8m0_value(uint8_t b)
+{
+    return float_of(b == 255 ? 0x7fc00000u : b ? (uint32_t)b << 23 : 0x400000u);
+}
+
+/* Without the sign; 0x7f is NaN. Subnormals (exponent field 0) come out of the normal formula as 2^-7 (1 + m/8), from
+ * which m * 2^-9 is twice the part above 2^-7: no subnormal fp32 is touched, which some CPUs handle slowly. */
+BODY float e4m3_magnitude(uint32_t b)
+{
+    float v = float_of(((b & 0x7f) << 20) + (120u << 23));
+    float s = (v - 0x1p-7f) * 2;
+    return (b & 0x78) ? v : s;
+}
+
+BODY float ue4m3_value(uint8_t b)
+{
+    return b == 0x7f ? float_of(0x7fc00000u) : e4m3_magnitude(b);
+}
+
+/* 16 E2M1 codes (8 bytes, low nibble first) to twice their values. Magnitude codes 0..7 mean 0 1 2 3 4 6 8 12: the
+ * code plus 1 above 4, 1 more above 5 and 3 more above 6. Comparisons give -1. */
+BODY void e2m1_doubled(const uint8_t *src, bytes16 *out)
+{
+    bytes16 b = {0};
+    memcpy(&b, src, 8);
+    bytes16 low = b & 15, high = (b >> 4) & 15;
+    bytes16 c = __builtin_shufflevector(low, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    bytes16 m = c & 7, negative = (bytes16)(c > 7);
+    bytes16 d = m - (bytes16)(m > 4) - (bytes16)(m > 5) + ((bytes16)(m > 6) & 3);
+    *out = (d ^ negative) - negative;
+}
+
+BODY void fp4_block(const uint8_t *codes, float scale, float *dst)
+{
+    int8_t  d[16];
+    bytes16 v;
+    e2m1_doubled(codes, &v);
+    memcpy(d, &v, sizeof d);
+    float half = scale * 0.5f;
+    for (int i = 0; i < 16; i++)
+        dst[i] = (float)d[i] * half;
+}
+
+static void fp8_decode(const uint8_t *codes, const uint8_t *scales, int32_t n, int32_t block, float *dst)
+{
+    for (int32_t k = 0; k < n; k += block) {
+        int32_t end = k + block < n ? k + block : n;
+        float   scale = ue8m0_value(scales[k / block]);
+        for (int32_t i = k; i < end; i++) {
+            uint32_t b = codes[i];
+            dst[i] = float_of(bits_of(e4m3_magnitude(b)) | (b & 0x80) << 24) * scale;
+        }
+    }
+}
+
+static void nvfp4_decode(const uint8_t *codes, const uint8_t *scales, float row_scale, int32_t n, float *dst)
+{
+    for (int32_t k = 0; k < n; k += 16) {
+        int8_t  d[16];
+        bytes16 v;
+        e2m1_doubled(codes + k / 2, &v);
+        memcpy(d, &v, sizeof d);
+        /* Half a code times the rounded product of the scales: halving stays outside so that the product may be
+         * subnormal. */
+        float scale = ue4m3_value(scales[k / 16]) * row_scale;
+        for (int i = 0; i < 16; i++)
+            dst[k + i] = (float)d[i] * 0.5f * scale;
+    }
+}
+
+static void fp4_decode(const uint8_t *codes, const uint8_t *scales, int32_t n, float *dst)
+{
+    for (int32_t k = 0; k < n; k += 16)
+        fp4_block(codes + k / 2, ue8m0_value(scales[k / 32]), dst + k);
+}
+
+static void int8_decode(const uint8_t *codes, const float *scales, int32_t n, float *dst)
+{
+    const int8_t *q = (const int8_t *)codes;
+    for (int32_t k = 0; k < n; k += 32) {
+        int32_t end = k + 32 < n ? k + 32 : n;
+        float   scale = scales[k / 32];
+        for (int32_t i = k; i < end; i++)
+            dst[i] = (float)q[i] * scale;
+    }
+}
+
+static void bf16_decode(const uint16_t *src, float *dst, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)src[i] << 16;
+        memcpy(dst + i, &bits, sizeof bits);
+    }
+}
+
+static void decode_weight(const struct nib_cpu_matrix *w, int32_t row, int32_t k0, int32_t n, float *dst)
+{
+    const uint8_t *codes = w->codes + row * w->codes_stride;
+    switch (w->type) {
+    case NIB_WEIGHT_F32: memcpy(dst, codes + 4 * (size_t)k0, 4 * (size_t)n); break;
+    case NIB_WEIGHT_BF16: bf16_decode((const uint16_t *)(const void *)codes + k0, dst, n); break;
+    case NIB_WEIGHT_FP8:
+        fp8_decode(codes + k0, w->scales + row / 128 * w->scales_stride + k0 / 128, n, 128, dst);
+        break;
+    case NIB_WEIGHT_MXFP4:
+        fp4_decode(codes + k0 / 2, w->scales + row * w->scales_stride + k0 / 32, n, dst);
+        break;
+    case NIB_WEIGHT_NVFP4: {
+        const uint8_t *scales = w->scales + row * w->scales_stride + k0 / 16;
+        for (int32_t k = 0; k < n; k += 16)
+            fp4_block(codes + (k0 + k) / 2, ue4m3_value(scales[k / 16]), dst + k);
+        break;
+    }
+    }
+}
+
+/* Turn 16 blocks of 16 codes so that the block index runs fastest: four rounds of interleaving row i with row i + 8
+ * transpose a 16 x 16 square of bytes. */
+BODY void transpose16(bytes16 *t)
+{
+    bytes16 u[16];
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < 8; i++) {
+            u[2 * i] = __builtin_shufflevector(t[i], t[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            u[2 * i + 1] = __builtin_shufflevector(t[i], t[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
+                                                   15, 31);
+        }
+        memcpy(t, u, sizeof u);
+    }
+}
+
+BODY void fp4_open(const uint8_t *codes, const uint8_t *scales, bool ue8m0, int32_t n, int16_t *dst, float *dst_scales)
+{
+    for (int32_t k0 = 0; k0 < n; k0 += NIB_CPU_FP4_GROUP, dst += NIB_CPU_FP4_GROUP, dst_scales += 16) {
+        bytes16 t[16] = {{0}};
+        for (int b = 0; b < 16; b++) {
+            int32_t k = k0 + 16 * b;
+            dst_scales[b] = 0;
+            if (k < n) {
+                e2m1_doubled(codes + k / 2, &t[b]);
+                dst_scales[b] = ue8m0 ? ue8m0_value(scales[k / 32]) : ue4m3_value(scales[k / 16]);
+            }
+        }
+        transpose16(t);
+        const int8_t *d = (const int8_t *)t;
+        for (int i = 0; i < NIB_CPU_FP4_GROUP; i++)
+            dst[i] = d[i];
+    }
+}
+
+static void nvfp4_open(const uint8_t *codes, const uint8_t *scales, int32_t n, int16_t *dst, float *dst_scales)
+{
+    fp4_open(codes, scales, false, n, dst, dst_scales);
+}

@@ -1,0 +1,26 @@
+/* Body of a rung, last part: the table. */
+
+static void fill_all(struct nib_cpu_kernels *k)
+{
+    k->tile_plain = tile_plain;
+    k->tile_fp4 = tile_fp4;
+    k->decode_weight = decode_weight;
+    k->dot_rows = dot_rows;
+    k->add_weighted = add_weighted;
+    k->sum_squares = sum_squares;
+    k->scale_by = scale_by;
+    k->exp_shifted = exp_shifted;
+    k->swiglu = swiglu;
+    k->bf16_decode = bf16_decode;
+    k->bf16_encode = bf16_encode;
+    k->bf16_round = bf16_round;
+    k->fp8_encode = fp8_encode;
+    k->fp8_decode = fp8_decode;
+    k->nvfp4_encode = nvfp4_encode;
+    k->nvfp4_decode = nvfp4_decode;
+    k->nvfp4_open = nvfp4_open;
+    k->fp4_encode = fp4_encode;
+    k->fp4_decode = fp4_decode;
+    k->int8_encode = int8_encode;
+    k->int8_decode = int8_decode;
+}

@@ -1,0 +1,114 @@
+/* Body of a rung, part 1: vectors of VEC_BYTES, lane sums, exp. Included by each kernels_*.c after VEC_BYTES,
+ * DOT_ROWS and DOT_OUTS are set; everything here is static, so each rung has its own copy compiled for its target. */
+
+#define VEC_FLOATS (VEC_BYTES / 4)
+#define LANE_VECS  (NIB_CPU_LANES / VEC_FLOATS)
+#define BODY       static inline __attribute__((always_inline))
+
+typedef float   vec __attribute__((vector_size(VEC_BYTES)));
+typedef int32_t ivec __attribute__((vector_size(VEC_BYTES)));
+/* The same in memory, at any float's address. */
+typedef float vec_at __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
+
+/* Fixed tree over the lanes of one sum. */
+BODY float fold_lanes(const float *lane)
+{
+    float t[8];
+    for (int i = 0; i < 8; i++)
+        t[i] = lane[i] + lane[i + 8];
+    return ((t[0] + t[4]) + (t[2] + t[6])) + ((t[1] + t[5]) + (t[3] + t[7]));
+}
+
+/* exp for a vector: x = n ln 2 + r with |r| <= ln 2 / 2, a Taylor polynomial of degree 7 in r (the next term is below
+ * 2^-27), and 2^n in two factors so that results may be subnormal. Below -104 the result is 0 in fp32, above 89 it
+ * is infinite. NaN stays NaN. Vectors pass by pointer: 32-byte values have no calling convention without AVX. */
+BODY void exp_vec(vec *px)
+{
+    const float round_bits = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
+    vec         x = *px;
+    const vec   bottom = (vec){0} - 104.0f, top = (vec){0} + 89.0f;
+    ivec        low = (ivec)(x < bottom), high = (ivec)(x > top);
+    x = (vec)(((ivec)x & ~(low | high)) | ((ivec)bottom & low) | ((ivec)top & high));
+
+    vec  t = x * 1.44269504f + round_bits;
+    ivec n = (ivec)t - (ivec)((vec){0} + round_bits);
+    vec  nf = t - round_bits;
+    vec  r = (x - nf * 0.693145751953125f) - nf * 1.42860677e-6f;
+    vec  p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    ivec half = n >> 1;
+    *px = p * (vec)((half + 127) << 23) * (vec)((n - half + 127) << 23);
+}
+
+static void exp_shifted(float *x, float shift, int32_t n)
+{
+    int32_t i = 0;
+    for (; i + VEC_FLOATS <= n; i += VEC_FLOATS) {
+        vec v = *(const vec_at *)(x + i) - shift;
+        exp_vec(&v);
+        *(vec_at *)(x + i) = v;
+    }
+    if (i < n) {
+        vec v = {0};
+        memcpy(&v, x + i, sizeof(float) * (size_t)(n - i));
+        v -= shift;
+        exp_vec(&v);
+        memcpy(x + i, &v, sizeof(float) * (size_t)(n - i));
+    }
+}
+
+BODY void swiglu_vec(vec *pg, const vec *pu, float limit)
+{
+    vec g = *pg, u = *pu;
+    if (limit != 0) {
+        /* Comparisons are false for NaN, so NaN passes through the clamps. */
+        vec  top = (vec){0} + limit;
+        ivec g_high = (ivec)(g > top), u_high = (ivec)(u > top), u_low = (ivec)(u < -top);
+        g = (vec)(((ivec)g & ~g_high) | ((ivec)top & g_high));
+        u = (vec)(((ivec)u & ~(u_high | u_low)) | ((ivec)top & u_high) | ((ivec)-top & u_low));
+    }
+    vec e = -g;
+    exp_vec(&e);
+    *pg = g / (e + 1.0f) * u;
+}
+
+static void swiglu(float *g, const float *u, float limit, int32_t n)
+{
+    int32_t i = 0;
+    for (; i + VEC_FLOATS <= n; i += VEC_FLOATS) {
+        vec vg = *(const vec_at *)(g + i), vu = *(const vec_at *)(u + i);
+        swiglu_vec(&vg, &vu, limit);
+        *(vec_at *)(g + i) = vg;
+    }
+    if (i < n) {
+        size_t bytes = sizeof(float) * (size_t)(n - i);
+        vec    vg = {0}, vu = {0};
+        memcpy(&vg, g + i, bytes);
+        memcpy(&vu, u + i, bytes);
+        swiglu_vec(&vg, &vu, limit);
+        memcpy(g + i, &vg, bytes);
+    }
+}
+
+static float sum_squares(const float *x, int32_t n)
+{
+    float   lane[NIB_CPU_LANES] = {0};
+    int32_t i = 0;
+    for (; i + NIB_CPU_LANES <= n; i += NIB_CPU_LANES)
+        for (int l = 0; l < NIB_CPU_LANES; l++)
+            lane[l] += x[i + l] * x[i + l];
+    for (; i < n; i++)
+        lane[i % NIB_CPU_LANES] += x[i] * x[i];
+    return fold_lanes(lane);
+}
+
+static void scale_by(float *x, const float *weight, float factor, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        x[i] = x[i] * factor * weight[i];
+}

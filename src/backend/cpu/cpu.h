@@ -1,0 +1,168 @@
+/* Inside of the cpu backend: stream, scratch, packed weights, and what the op files share. Read kernels.h first.
+ *
+ * Work is divided over threads by output (rows, output blocks, heads, entries), never inside a sum. */
+#ifndef NIB_CPU_H
+#define NIB_CPU_H
+
+#include "backend/backend.h"
+#include "backend/cpu/kernels.h"
+
+/* Rows that matrix ops take at a time: bounds scratch; results do not depend on it. */
+#define NIB_CPU_GROUP_ROWS 256
+/* Rows whose index scores are held at a time, and KV rows decoded at a time. */
+#define NIB_CPU_INDEX_ROWS 16
+#define NIB_CPU_KV_ROWS    64
+
+/* One thread's buffers; sizes in floats unless a name says otherwise. */
+struct nib_cpu_thread {
+    float    *tile_work;         /* NIB_CPU_TILE_WORK */
+    float    *tile_y[2];         /* TILE_ROWS * TILE_OUTS */
+    float    *block_sum;         /* GROUP_ROWS * TILE_OUTS */
+    float    *row[4];            /* cols each */
+    float    *angle;             /* n_rot: cosines, then sines */
+    uint8_t  *codes, *scales;    /* bytes of one quantised activation row */
+    float    *kv, *score;        /* [KV_ROWS][head_dim], [heads][KV_ROWS] */
+    float    *heads_q, *heads_o; /* [n_heads][head_dim] */
+    float    *top, *sum;         /* [heads] */
+    float    *logits, *weight;   /* [vocab] */
+    uint64_t *sort[2];           /* [vocab] */
+};
+
+struct nib_cpu_scratch {
+    float                  *plain;      /* [GROUP_ROWS][cols]: BF16 rows as fp32 */
+    float                  *values;     /* [GROUP_ROWS][quant_cols]: quantised rows as fp32 */
+    uint8_t                *opened;     /* [GROUP_ROWS] NVFP4 rows opened, nib_cpu_opened_bytes each */
+    struct nib_cpu_fp4_row *fp4;        /* [GROUP_ROWS] */
+    float                  *out;        /* [GROUP_ROWS][quant_cols] */
+    float                  *router;     /* [GROUP_ROWS][n_experts] */
+    int32_t                *chosen;     /* [GROUP_ROWS][top_k] */
+    float                  *weight;     /* [GROUP_ROWS][top_k] */
+    int32_t                *pair_row;   /* [GROUP_ROWS * (top_k + 1)] rows sorted by expert; the shared expert last */
+    float                  *pair_weight;
+    int32_t                *expert_first; /* [n_experts + 2] */
+    int32_t                *expert_fill;  /* [n_experts + 1] */
+    float                  *inner;      /* [GROUP_ROWS * top_k][n_inner] and [GROUP_ROWS][n_inner_shared] */
+    float                  *inner_values; /* as inner */
+    uint8_t                *inner_opened;
+    struct nib_cpu_fp4_row *inner_fp4;  /* [GROUP_ROWS * (top_k + 1)] */
+    float                  *index_score; /* [INDEX_ROWS][n_entries_max] */
+    float                  *mix;        /* [GROUP_ROWS][(2 + n_hc) * n_hc] */
+    struct nib_cpu_thread  *thread;     /* [n_threads] */
+};
+
+struct nib_stream {
+    struct nib_cpu_kernels k;
+    struct nib_dims        dims;
+    int32_t                n_threads, cols, quant_cols; /* widest rows, and widest quantised ones */
+    int32_t                n_entries_max;
+    struct nib_cpu_scratch scratch;
+};
+
+/* ---- Weights (weights_cpu.c) ---- */
+
+size_t          nib_cpu_weight_bytes(const struct nib_weight_desc *d);
+enum nib_status nib_cpu_weight_pack(struct nib_backend *b, const struct nib_weight_desc *d, struct nib_weight **out,
+                                    struct nib_error *err);
+void            nib_cpu_weight_free(struct nib_backend *b, struct nib_weight *w);
+struct nib_cpu_matrix nib_cpu_matrix_of(const struct nib_weight *w, int32_t stack);
+/* Plain fp32 parameters as a matrix. */
+struct nib_cpu_matrix nib_cpu_matrix_f32(const float *data, int32_t n_out, int32_t n_in);
+
+/* ---- Rows of memory (rows_cpu.c) ---- */
+
+static inline void *nib_cpu_row(const struct nib_mat *m, int64_t row)
+{
+    size_t size = m->dtype == NIB_DTYPE_F32 ? 4 : 2;
+    return (uint8_t *)m->data + (size_t)(row * m->stride) * size;
+}
+
+/* n values of a row from column c, as fp32; the memory itself where it is fp32, else decoded into buffer. */
+const float *nib_cpu_row_read(const struct nib_stream *s, const struct nib_mat *m, int64_t row, int32_t c, int32_t n,
+                              float *buffer);
+void nib_cpu_row_write(const struct nib_stream *s, const struct nib_mat *m, int64_t row, int32_t c, int32_t n,
+                       const float *x);
+
+/* Fill every part of y that is present in row t from x [y->cols], which is rounded in place if y has BF16 rows. */
+void nib_cpu_act_write(const struct nib_stream *s, const struct nib_act *y, int64_t t, float *x);
+
+/* x = rms norm of x with weight. */
+void nib_cpu_rms_norm(const struct nib_stream *s, float *x, const float *weight, float eps, int32_t n);
+
+/* Cosines and sines [n_rot / 2] each of a position's angles, and the rotation of the last n_rot of d channels. */
+void nib_cpu_angles(const struct nib_rope *rope, int32_t pos, float *angle);
+void nib_cpu_rotate(float *x, int32_t d, int32_t n_rot, const float *angle, bool inverse);
+
+/* Walsh-Hadamard transform of n (a power of two) channels times n^-0.5. */
+void nib_cpu_hadamard(float *x, int32_t n);
+
+/* Where row r of a page lives, and KV rows in and out of their storage format. */
+static inline uint8_t *nib_cpu_store_row(const struct nib_store *st, int32_t page, int32_t r)
+{
+    return st->base + ((int64_t)page * st->page_rows + r) * st->row_bytes;
+}
+static inline uint8_t *nib_cpu_entry(const struct nib_store *st, const struct nib_rows *rows, int32_t seq, int32_t e)
+{
+    return nib_cpu_store_row(st, rows->entry_page[seq * rows->page_stride + e / st->page_rows], e % st->page_rows);
+}
+void nib_cpu_kv_write(const struct nib_stream *s, enum nib_row_format f, const float *x, int32_t d, int32_t n_rot,
+                      uint8_t *row);
+void nib_cpu_kv_read(const struct nib_stream *s, enum nib_row_format f, const uint8_t *row, int32_t d, int32_t n_rot,
+                     float *x);
+
+/* ---- Matrix products (matmul_cpu.c) ---- */
+
+/* Rows made ready for tiles. plain: fp32 of the plain part. Of the quantised part, values (fp32) or, for NVFP4 rows
+ * that meet a 4-bit weight, fp4. */
+struct nib_cpu_rows {
+    const float                  *plain, *values;
+    const struct nib_cpu_fp4_row *fp4;
+    int64_t                       plain_stride, values_stride;
+};
+
+enum nib_cpu_need { NIB_CPU_NEED_PLAIN = 1, NIB_CPU_NEED_VALUES = 2, NIB_CPU_NEED_FP4 = 4 };
+
+/* Which of them a weight multiplies. */
+unsigned nib_cpu_need_of(const struct nib_weight *w);
+/* Bytes of one opened NVFP4 row. */
+size_t nib_cpu_opened_bytes(int32_t cols);
+
+/* Prepare rows [first, first + n) of x in the stream's scratch; n <= GROUP_ROWS. */
+void nib_cpu_rows_prepare(struct nib_stream *s, const struct nib_act *x, int32_t first, int32_t n, unsigned need,
+                          struct nib_cpu_rows *out);
+/* One quantised row of cols channels, as fp32 in values or opened in memory of nib_cpu_opened_bytes. */
+void nib_cpu_act_decode(const struct nib_stream *s, enum nib_act_format format, const uint8_t *codes,
+                        const uint8_t *scales, float row_scale, int32_t cols, float *values);
+void nib_cpu_act_open(const struct nib_stream *s, const uint8_t *codes, const uint8_t *scales, float row_scale,
+                      int32_t cols, void *opened, struct nib_cpu_fp4_row *out);
+
+/* y[r][o] for rows index[r] (or first + r where index is NULL), r < n <= TILE_ROWS, and outputs [out, out + n_outs);
+ * column offset x_col into plain rows. */
+void nib_cpu_tile_run(const struct nib_stream *s, struct nib_cpu_thread *th, const struct nib_cpu_matrix *w,
+                      unsigned need, const struct nib_cpu_rows *rows, const int32_t *index, int32_t first, int32_t n,
+                      int32_t x_col, int32_t out, int32_t n_outs, float *y);
+
+/* y = x . w for prepared rows and a plain fp32 result [n][y_stride], over all threads. */
+void nib_cpu_matmul(struct nib_stream *s, const struct nib_cpu_matrix *w, unsigned need,
+                    const struct nib_cpu_rows *rows, int32_t n, float *y, int64_t y_stride);
+
+/* ---- Ops ---- */
+
+enum nib_status nib_cpu_embed(struct nib_stream *s, const struct nib_embed_args *a);
+enum nib_status nib_cpu_norm(struct nib_stream *s, const struct nib_norm_args *a);
+enum nib_status nib_cpu_linear(struct nib_stream *s, const struct nib_linear_args *a);
+enum nib_status nib_cpu_q_rope(struct nib_stream *s, const struct nib_q_rope_args *a);
+enum nib_status nib_cpu_kv_insert(struct nib_stream *s, const struct nib_kv_insert_args *a);
+enum nib_status nib_cpu_compress(struct nib_stream *s, const struct nib_compress_args *a);
+enum nib_status nib_cpu_index_select(struct nib_stream *s, const struct nib_index_select_args *a);
+enum nib_status nib_cpu_attend(struct nib_stream *s, const struct nib_attend_args *a);
+enum nib_status nib_cpu_o_a(struct nib_stream *s, const struct nib_o_a_args *a);
+enum nib_status nib_cpu_moe(struct nib_stream *s, const struct nib_moe_args *a);
+enum nib_status nib_cpu_hc_pre(struct nib_stream *s, const struct nib_hc_pre_args *a);
+enum nib_status nib_cpu_hc_post(struct nib_stream *s, const struct nib_hc_post_args *a);
+enum nib_status nib_cpu_hc_head(struct nib_stream *s, const struct nib_hc_head_args *a);
+enum nib_status nib_cpu_head(struct nib_stream *s, const struct nib_head_args *a);
+enum nib_status nib_cpu_mtp_join(struct nib_stream *s, const struct nib_mtp_join_args *a);
+enum nib_status nib_cpu_copy_rows(struct nib_stream *s, const struct nib_copy_rows_args *a);
+enum nib_status nib_cpu_sample(struct nib_stream *s, const struct nib_sample_args *a);
+
+#endif

@@ -1,0 +1,157 @@
+/* Manifold-constrained hyper-connections: before a module, after it, and the final collapse. */
+#include "backend/cpu/cpu.h"
+
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+static int32_t min_of(int32_t a, int32_t b) { return a < b ? a : b; }
+
+static float exp_one(const struct nib_stream *s, float x)
+{
+    s->k.exp_shifted(&x, 0, 1);
+    return x;
+}
+
+static float sigmoid(const struct nib_stream *s, float x) { return 1.0f / (1.0f + exp_one(s, -x)); }
+
+/* mix[r][i] = (fn[i] . X[r]) for n rows of streams whose fp32 form is in rows; scaled by the row's rms later. */
+static const float *mix_rows(struct nib_stream *s, const struct nib_cpu_rows *rows, const float *fn, int32_t n_mix,
+                             int32_t width, int32_t n)
+{
+    struct nib_cpu_matrix w = nib_cpu_matrix_f32(fn, n_mix, width);
+    nib_cpu_matmul(s, &w, NIB_CPU_NEED_PLAIN, rows, n, s->scratch.mix, n_mix);
+    return s->scratch.mix;
+}
+
+/* c is [n][n], source stream first. Rows are softmaxed, then columns and rows divided by their sums in turn, columns
+ * last. */
+static void sinkhorn(const struct nib_stream *s, float *c, int32_t n, int32_t n_iters, float eps)
+{
+    for (int32_t j = 0; j < n; j++) {
+        float *row = c + j * n, top = row[0], sum = 0;
+        for (int32_t k = 1; k < n; k++)
+            top = row[k] > top ? row[k] : top;
+        s->k.exp_shifted(row, top, n);
+        for (int32_t k = 0; k < n; k++)
+            sum += row[k];
+        for (int32_t k = 0; k < n; k++)
+            row[k] = row[k] / sum + eps;
+    }
+    for (int32_t i = 0; i < n_iters; i++) {
+        for (int32_t j = 0; i > 0 && j < n; j++) {
+            float sum = 0;
+            for (int32_t k = 0; k < n; k++)
+                sum += c[j * n + k];
+            for (int32_t k = 0; k < n; k++)
+                c[j * n + k] /= sum + eps;
+        }
+        for (int32_t k = 0; k < n; k++) {
+            float sum = 0;
+            for (int32_t j = 0; j < n; j++)
+                sum += c[j * n + k];
+            for (int32_t j = 0; j < n; j++)
+                c[j * n + k] /= sum + eps;
+        }
+    }
+}
+
+/* x = sum over streams ascending of weight[i] * stream[i]. */
+static void collapse(const float *streams, const float *weight, int32_t n_hc, int32_t dim, float *x)
+{
+    memset(x, 0, sizeof(float) * (size_t)dim);
+    for (int32_t i = 0; i < n_hc; i++)
+        for (int32_t c = 0; c < dim; c++)
+            x[c] += weight[i] * streams[i * dim + c];
+}
+
+static void hc_pre_row(const struct nib_stream *s, const struct nib_hc_pre_args *a, const float *streams, float *mix,
+                       int64_t t, float *x)
+{
+    int32_t n_hc = a->n_hc, dim = a->x.cols, n_mix = (2 + n_hc) * n_hc;
+    float   ir = 1.0f / sqrtf(s->k.sum_squares(streams, n_hc * dim) / (float)(n_hc * dim) + a->norm_eps);
+    float  *post = (float *)nib_cpu_row(&a->post, t), *comb = (float *)nib_cpu_row(&a->comb, t);
+    for (int32_t i = 0; i < n_mix; i++)
+        mix[i] = mix[i] * ir * a->scale[i < n_hc ? 0 : i < 2 * n_hc ? 1 : 2] + a->base[i];
+    for (int32_t i = 0; i < n_hc; i++) {
+        mix[i] = sigmoid(s, mix[i]) + a->hc_eps;
+        post[i] = 2.0f * sigmoid(s, mix[n_hc + i]);
+    }
+    memcpy(comb, mix + 2 * n_hc, sizeof(float) * (size_t)(n_hc * n_hc));
+    sinkhorn(s, comb, n_hc, a->n_iters, a->hc_eps);
+
+    collapse(streams, mix, n_hc, dim, x);
+    if (a->streams.dtype == NIB_DTYPE_BF16)
+        s->k.bf16_round(x, dim);
+    if (a->collapsed.data)
+        nib_cpu_row_write(s, &a->collapsed, t, 0, dim, x);
+    nib_cpu_rms_norm(s, x, a->norm_weight, a->norm_eps, dim);
+    nib_cpu_act_write(s, &a->x, t, x);
+}
+
+enum nib_status nib_cpu_hc_pre(struct nib_stream *s, const struct nib_hc_pre_args *a)
+{
+    int32_t        n_mix = (2 + a->n_hc) * a->n_hc, width = a->streams.cols;
+    struct nib_act x = {.plain = a->streams, .rows = a->streams.rows, .cols = width};
+    for (int32_t row0 = 0; row0 < a->streams.rows; row0 += NIB_CPU_GROUP_ROWS) {
+        int32_t             n = min_of(a->streams.rows - row0, NIB_CPU_GROUP_ROWS);
+        struct nib_cpu_rows rows;
+        nib_cpu_rows_prepare(s, &x, row0, n, NIB_CPU_NEED_PLAIN, &rows);
+        mix_rows(s, &rows, a->fn, n_mix, width, n);
+#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+        for (int32_t r = 0; r < n; r++)
+            hc_pre_row(s, a, rows.plain + r * rows.plain_stride, s->scratch.mix + r * n_mix, row0 + r,
+                       s->scratch.thread[omp_get_thread_num()].row[0]);
+    }
+    return NIB_OK;
+}
+
+enum nib_status nib_cpu_hc_post(struct nib_stream *s, const struct nib_hc_post_args *a)
+{
+    int32_t n_hc = a->n_hc, dim = a->y.cols;
+#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+    for (int32_t t = 0; t < a->y.rows; t++) {
+        struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
+        const float *y = nib_cpu_row_read(s, &a->y, t, 0, dim, th->row[0]);
+        const float *old = nib_cpu_row_read(s, &a->streams, t, 0, n_hc * dim, th->row[1]);
+        const float *post = (const float *)nib_cpu_row(&a->post, t), *comb = (const float *)nib_cpu_row(&a->comb, t);
+        float       *new = th->row[2];
+        for (int32_t k = 0; k < n_hc; k++) {
+            float *to = new + k * dim;
+            for (int32_t c = 0; c < dim; c++)
+                to[c] = post[k] * y[c];
+            for (int32_t j = 0; j < n_hc; j++)
+                for (int32_t c = 0; c < dim; c++)
+                    to[c] += comb[j * n_hc + k] * old[j * dim + c];
+        }
+        nib_cpu_row_write(s, &a->streams, t, 0, n_hc * dim, new);
+    }
+    return NIB_OK;
+}
+
+enum nib_status nib_cpu_hc_head(struct nib_stream *s, const struct nib_hc_head_args *a)
+{
+    int32_t               n_hc = a->n_hc, dim = a->x.cols, width = n_hc * dim;
+    struct nib_cpu_matrix fn = nib_cpu_matrix_f32(a->fn, n_hc, width);
+#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+    for (int32_t t = 0; t < a->n; t++) {
+        struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
+        const float           *streams = nib_cpu_row_read(s, &a->streams, a->row[t], 0, width, th->row[0]);
+        float                 *mix = th->tile_y[0], *x = th->row[1];
+        struct nib_cpu_rows    rows = {.plain = streams};
+        for (int32_t i = 0; i < n_hc; i += NIB_CPU_TILE_OUTS)
+            nib_cpu_tile_run(s, th, &fn, NIB_CPU_NEED_PLAIN, &rows, NULL, 0, 1, 0, i,
+                             min_of(n_hc - i, NIB_CPU_TILE_OUTS), mix + i);
+        float ir = 1.0f / sqrtf(s->k.sum_squares(streams, width) / (float)width + a->norm_eps);
+        for (int32_t i = 0; i < n_hc; i++)
+            mix[i] = sigmoid(s, mix[i] * ir * a->scale[0] + a->base[i]) + a->hc_eps;
+        collapse(streams, mix, n_hc, dim, x);
+        if (a->streams.dtype == NIB_DTYPE_BF16)
+            s->k.bf16_round(x, dim);
+        if (a->collapsed.data)
+            nib_cpu_row_write(s, &a->collapsed, t, 0, dim, x);
+        nib_cpu_rms_norm(s, x, a->norm_weight, a->norm_eps, dim);
+        nib_cpu_row_write(s, &a->x, t, 0, dim, x);
+    }
+    return NIB_OK;
+}

@@ -1,0 +1,101 @@
+/* embed, linear, grouped o_a, head: products of rows with packed weights. */
+#include "backend/cpu/cpu.h"
+
+#include <omp.h>
+
+static int32_t min_of(int32_t a, int32_t b) { return a < b ? a : b; }
+
+static int32_t blocks_of(int32_t n_out) { return (n_out + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS; }
+
+enum nib_status nib_cpu_embed(struct nib_stream *s, const struct nib_embed_args *a)
+{
+    struct nib_cpu_matrix w = nib_cpu_matrix_of(a->w, 0);
+#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+    for (int32_t t = 0; t < a->n_rows; t++) {
+        float *x = s->scratch.thread[omp_get_thread_num()].row[0];
+        s->k.decode_weight(&w, a->token[t], 0, w.n_in, x);
+        for (int32_t c = 0; c < a->n_copies; c++)
+            nib_cpu_row_write(s, &a->y, t, c * w.n_in, w.n_in, x);
+    }
+    return NIB_OK;
+}
+
+/* Tiles of a group of rows for all weights of a linear: the weight runs slowest, row tiles fastest, so that a decoded
+ * output block's codes are still cached when its next row tile comes. */
+static void linear_group(struct nib_stream *s, const struct nib_linear_args *a, int32_t row0, int32_t n)
+{
+    struct nib_cpu_matrix w[NIB_LINEAR_MAX];
+    unsigned              need[NIB_LINEAR_MAX], need_any = 0;
+    int32_t               block0[NIB_LINEAR_MAX + 1] = {0};
+    for (int32_t i = 0; i < a->n_weights; i++) {
+        w[i] = nib_cpu_matrix_of(a->w[i], 0);
+        need[i] = nib_cpu_need_of(a->w[i]);
+        need_any |= need[i];
+        block0[i + 1] = block0[i] + blocks_of(w[i].n_out);
+    }
+    struct nib_cpu_rows rows;
+    nib_cpu_rows_prepare(s, &a->x, row0, n, need_any, &rows);
+
+    int32_t n_tiles = (n + NIB_CPU_TILE_ROWS - 1) / NIB_CPU_TILE_ROWS, n_items = block0[a->n_weights] * n_tiles;
+#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+    for (int32_t item = 0; item < n_items; item++) {
+        struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
+        int32_t                block = item / n_tiles, i = 0;
+        while (block >= block0[i + 1])
+            i++;
+        int32_t out = (block - block0[i]) * NIB_CPU_TILE_OUTS, n_outs = min_of(w[i].n_out - out, NIB_CPU_TILE_OUTS);
+        int32_t r0 = item % n_tiles * NIB_CPU_TILE_ROWS, n_rows = min_of(n - r0, NIB_CPU_TILE_ROWS);
+        nib_cpu_tile_run(s, th, &w[i], need[i], &rows, NULL, r0, n_rows, 0, out, n_outs, th->tile_y[0]);
+        for (int32_t r = 0; r < n_rows; r++)
+            nib_cpu_row_write(s, &a->y[i], row0 + r0 + r, out, n_outs, th->tile_y[0] + r * NIB_CPU_TILE_OUTS);
+    }
+}
+
+enum nib_status nib_cpu_linear(struct nib_stream *s, const struct nib_linear_args *a)
+{
+    for (int32_t row0 = 0; row0 < a->x.rows; row0 += NIB_CPU_GROUP_ROWS)
+        linear_group(s, a, row0, min_of(a->x.rows - row0, NIB_CPU_GROUP_ROWS));
+    return NIB_OK;
+}
+
+enum nib_status nib_cpu_head(struct nib_stream *s, const struct nib_head_args *a)
+{
+    struct nib_linear_args l = {
+        .x = {.plain = a->x, .rows = a->x.rows, .cols = a->x.cols}, .n_weights = 1, .w = {a->w}, .y = {a->logits}};
+    return nib_cpu_linear(s, &l);
+}
+
+static void o_a_group(struct nib_stream *s, const struct nib_o_a_args *a, int32_t row0, int32_t n)
+{
+    struct nib_cpu_matrix w = nib_cpu_matrix_of(a->w, 0);
+    struct nib_act        x = {.plain = a->x, .rows = a->x.rows, .cols = a->x.cols};
+    struct nib_cpu_rows   rows;
+    nib_cpu_rows_prepare(s, &x, row0, n, NIB_CPU_NEED_PLAIN, &rows);
+
+    /* Blocks of outputs do not cross groups: each group reads its own channels. */
+    int32_t n_rank = w.n_out / a->n_groups, n_blocks = blocks_of(n_rank);
+    int32_t n_tiles = (n + NIB_CPU_TILE_ROWS - 1) / NIB_CPU_TILE_ROWS;
+    float  *y = s->scratch.out;
+#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+    for (int32_t item = 0; item < a->n_groups * n_blocks * n_tiles; item++) {
+        struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
+        int32_t                g = item / n_tiles / n_blocks, o = item / n_tiles % n_blocks * NIB_CPU_TILE_OUTS;
+        int32_t                n_outs = min_of(n_rank - o, NIB_CPU_TILE_OUTS), out = g * n_rank + o;
+        int32_t r0 = item % n_tiles * NIB_CPU_TILE_ROWS, n_rows = min_of(n - r0, NIB_CPU_TILE_ROWS);
+        nib_cpu_tile_run(s, th, &w, NIB_CPU_NEED_PLAIN, &rows, NULL, r0, n_rows, g * w.n_in, out, n_outs,
+                         th->tile_y[0]);
+        for (int32_t r = 0; r < n_rows; r++)
+            for (int32_t i = 0; i < n_outs; i++)
+                y[(int64_t)(r0 + r) * w.n_out + out + i] = th->tile_y[0][r * NIB_CPU_TILE_OUTS + i];
+    }
+#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+    for (int32_t r = 0; r < n; r++)
+        nib_cpu_act_write(s, &a->y, row0 + r, y + (int64_t)r * w.n_out);
+}
+
+enum nib_status nib_cpu_o_a(struct nib_stream *s, const struct nib_o_a_args *a)
+{
+    for (int32_t row0 = 0; row0 < a->x.rows; row0 += NIB_CPU_GROUP_ROWS)
+        o_a_group(s, a, row0, min_of(a->x.rows - row0, NIB_CPU_GROUP_ROWS));
+    return NIB_OK;
+}

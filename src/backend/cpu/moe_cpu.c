@@ -1,0 +1,264 @@
+/* The mixture of experts, a group of rows at a time: route, sort the (row, expert) pairs by expert, run gate and up of
+ * every pair, then down by blocks of outputs. A block of outputs visits the experts in ascending id and adds to its
+ * rows as it goes: that is the contract's order of summation, and no row of expert outputs is ever stored. The shared
+ * expert is the last "expert", of all rows. */
+#include "backend/cpu/cpu.h"
+
+#include <assert.h>
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+static int32_t min_of(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* One group's work, filled step by step. */
+struct moe {
+    const struct nib_moe_args *a;
+    int32_t                    row0, n, dim;
+    bool                       bf16;
+    struct nib_cpu_rows        x;
+    const int32_t             *first; /* [n_experts + 2] first pair of each expert; pairs of row order inside */
+    const int32_t             *pair_row;
+    const float               *pair_weight;
+    struct nib_cpu_rows        inner, inner_shared;
+};
+
+static bool has_shared(const struct nib_moe_args *a) { return a->sw1 != NULL; }
+
+/* ---- Routing ---- */
+
+static void choose(const struct nib_moe_args *a, const float *score, int32_t *chosen)
+{
+    for (int32_t i = 0; i < a->top_k; i++) {
+        int32_t best = -1;
+        float   best_key = 0;
+        for (int32_t e = 0; e < a->n_experts; e++) {
+            bool taken = false;
+            for (int32_t j = 0; j < i; j++)
+                taken |= chosen[j] == e;
+            float key = score[e] + a->bias[e];
+            if (!taken && (best < 0 || key > best_key)) {
+                best = e;
+                best_key = key;
+            }
+        }
+        chosen[i] = best;
+    }
+}
+
+static void route_row(const struct moe *m, int32_t r, float *z, int32_t *chosen, float *weight)
+{
+    const struct nib_moe_args *a = m->a;
+    int64_t                    t = m->row0 + r;
+    for (int32_t e = 0; e < a->n_experts; e++)
+        z[e] = sqrtf(z[e] > 20.0f ? z[e] : log1pf(expf(z[e])));
+    if (a->tid2eid)
+        memcpy(chosen, a->tid2eid + (int64_t)a->rows->token[t] * a->top_k, sizeof(int32_t) * (size_t)a->top_k);
+    else
+        choose(a, z, chosen);
+    float sum = 0;
+    for (int32_t i = 0; i < a->top_k; i++)
+        sum += z[chosen[i]];
+    for (int32_t i = 0; i < a->top_k; i++)
+        weight[i] = z[chosen[i]] / sum * a->route_scale;
+    if (a->chosen)
+        memcpy(a->chosen + t * a->top_k, chosen, sizeof(int32_t) * (size_t)a->top_k);
+    if (a->weights)
+        memcpy(a->weights + t * a->top_k, weight, sizeof(float) * (size_t)a->top_k);
+}
+
+static void route(struct nib_stream *s, struct moe *m)
+{
+    const struct nib_moe_args *a = m->a;
+    struct nib_cpu_scratch    *x = &s->scratch;
+    struct nib_cpu_matrix      router = nib_cpu_matrix_of(a->router, 0);
+    nib_cpu_matmul(s, &router, NIB_CPU_NEED_PLAIN, &m->x, m->n, x->router, a->n_experts);
+#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+    for (int32_t r = 0; r < m->n; r++)
+        route_row(m, r, x->router + (int64_t)r * a->n_experts, x->chosen + r * a->top_k, x->weight + r * a->top_k);
+
+    /* Counting sort of pairs by expert; rows stay in order. The shared expert takes every row. */
+    int32_t *first = x->expert_first, *fill = x->expert_fill, n_pairs = m->n * a->top_k;
+    memset(first, 0, sizeof(int32_t) * (size_t)(a->n_experts + 2));
+    for (int32_t i = 0; i < n_pairs; i++)
+        first[x->chosen[i] + 1]++;
+    for (int32_t e = 0; e < a->n_experts; e++)
+        first[e + 1] += first[e];
+    first[a->n_experts + 1] = n_pairs + (has_shared(a) ? m->n : 0);
+    memcpy(fill, first, sizeof(int32_t) * (size_t)(a->n_experts + 1));
+    for (int32_t i = 0; i < n_pairs; i++) {
+        int32_t p = fill[x->chosen[i]]++;
+        x->pair_row[p] = i / a->top_k;
+        x->pair_weight[p] = x->weight[i];
+    }
+    for (int32_t r = 0; r < m->n; r++)
+        x->pair_row[n_pairs + r] = r;
+    m->first = first;
+    m->pair_row = x->pair_row;
+    m->pair_weight = x->pair_weight;
+}
+
+/* ---- Gate and up ---- */
+
+static int32_t n_pairs_of(const struct moe *m) { return m->first[m->a->n_experts]; }
+
+/* fp32 row of a pair's inner values; shared rows follow all others. */
+static float *inner_row(const struct nib_stream *s, const struct moe *m, int32_t pair, float *base)
+{
+    const struct nib_moe_args *a = m->a;
+    int32_t                    n_pairs = n_pairs_of(m);
+    (void)s;
+    if (pair < n_pairs)
+        return base + (int64_t)pair * a->w1->n_out;
+    return base + (int64_t)n_pairs * a->w1->n_out + (int64_t)(pair - n_pairs) * a->sw1->n_out;
+}
+
+/* Outputs [out, out + n_outs) of gate and up for pairs [p, p + n) of expert e, and their activation. */
+static void gate_up_tile(const struct nib_stream *s, const struct moe *m, struct nib_cpu_thread *th, int32_t e,
+                         int32_t p, int32_t n, int32_t out, int32_t n_outs)
+{
+    const struct nib_moe_args *a = m->a;
+    bool                       shared = e == a->n_experts;
+    const struct nib_weight   *w[2] = {shared ? a->sw1 : a->w1, shared ? a->sw3 : a->w3};
+    for (int i = 0; i < 2; i++) {
+        struct nib_cpu_matrix matrix = nib_cpu_matrix_of(w[i], shared ? 0 : e);
+        nib_cpu_tile_run(s, th, &matrix, nib_cpu_need_of(w[i]), &m->x, m->pair_row + p, 0, n, 0, out, n_outs,
+                         th->tile_y[i]);
+    }
+    for (int32_t r = 0; r < n; r++) {
+        float *g = th->tile_y[0] + r * NIB_CPU_TILE_OUTS, *u = th->tile_y[1] + r * NIB_CPU_TILE_OUTS;
+        if (m->bf16) {
+            s->k.bf16_round(g, n_outs);
+            s->k.bf16_round(u, n_outs);
+        }
+        s->k.swiglu(g, u, a->limit, n_outs);
+        if (a->weight_before_w2 && !shared)
+            for (int32_t o = 0; o < n_outs; o++)
+                g[o] *= m->pair_weight[p + r];
+        if (m->bf16)
+            s->k.bf16_round(g, n_outs);
+        memcpy(inner_row(s, m, p + r, s->scratch.inner) + out, g, sizeof(float) * (size_t)n_outs);
+    }
+}
+
+static void gate_up(struct nib_stream *s, const struct moe *m)
+{
+    const struct nib_moe_args *a = m->a;
+    int32_t widest = has_shared(a) && a->sw1->n_out > a->w1->n_out ? a->sw1->n_out : a->w1->n_out;
+    int32_t n_blocks = (widest + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS;
+#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+    for (int32_t item = 0; item < (a->n_experts + 1) * n_blocks; item++) {
+        struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
+        int32_t e = item / n_blocks, out = item % n_blocks * NIB_CPU_TILE_OUTS, end = m->first[e + 1];
+        if (m->first[e] == end)
+            continue;
+        int32_t n_outs = min_of((e == a->n_experts ? a->sw1 : a->w1)->n_out - out, NIB_CPU_TILE_OUTS);
+        for (int32_t p = m->first[e]; n_outs > 0 && p < end; p += NIB_CPU_TILE_ROWS)
+            gate_up_tile(s, m, th, e, p, min_of(end - p, NIB_CPU_TILE_ROWS), out, n_outs);
+    }
+}
+
+/* Quantise a pair's inner row as its w2 wants it, and make it ready. */
+static void inner_quantise(struct nib_stream *s, const struct moe *m, struct nib_cpu_thread *th, int32_t pair,
+                           const struct nib_weight *w2)
+{
+    struct nib_cpu_scratch *x = &s->scratch;
+    int32_t                 n = w2->n_in, n_pairs = n_pairs_of(m);
+    float                  *src = inner_row(s, m, pair, x->inner), row_scale;
+    struct nib_act          row = {.format = w2->act, .rows = 1, .cols = n, .codes = th->codes, .scales = th->scales,
+                                   .row_scale = &row_scale};
+    nib_cpu_act_write(s, &row, 0, src);
+    row_scale = w2->act == NIB_ACT_NVFP4 ? row_scale : 1.0f;
+    if (nib_cpu_need_of(w2) == NIB_CPU_NEED_FP4) {
+        size_t before = (size_t)min_of(pair, n_pairs) * nib_cpu_opened_bytes(m->a->w2->n_in) +
+                        (size_t)(pair > n_pairs ? pair - n_pairs : 0) * nib_cpu_opened_bytes(n);
+        nib_cpu_act_open(s, th->codes, th->scales, row_scale, n, x->inner_opened + before, &x->inner_fp4[pair]);
+    } else {
+        nib_cpu_act_decode(s, w2->act, th->codes, th->scales, row_scale, n, inner_row(s, m, pair, x->inner_values));
+    }
+}
+
+static struct nib_cpu_rows inner_rows(const struct nib_stream *s, const struct moe *m, int32_t first, int32_t n)
+{
+    return (struct nib_cpu_rows){
+        .plain = inner_row(s, m, first, s->scratch.inner),
+        .plain_stride = n,
+        .values = inner_row(s, m, first, s->scratch.inner_values),
+        .values_stride = n,
+        .fp4 = s->scratch.inner_fp4 + first,
+    };
+}
+
+static void inner_prepare(struct nib_stream *s, struct moe *m)
+{
+    const struct nib_moe_args *a = m->a;
+    int32_t                    n_pairs = n_pairs_of(m), n_all = m->first[a->n_experts + 1];
+#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+    for (int32_t p = 0; p < n_all; p++) {
+        const struct nib_weight *w2 = p < n_pairs ? a->w2 : a->sw2;
+        if (w2->act != NIB_ACT_PLAIN)
+            inner_quantise(s, m, &s->scratch.thread[omp_get_thread_num()], p, w2);
+    }
+    m->inner = inner_rows(s, m, 0, a->w2->n_in);
+    if (has_shared(a))
+        m->inner_shared = inner_rows(s, m, n_pairs, a->sw2->n_in);
+}
+
+/* ---- Down ---- */
+
+static void down_block(const struct nib_stream *s, const struct moe *m, struct nib_cpu_thread *th, int32_t out,
+                       int32_t n_outs)
+{
+    const struct nib_moe_args *a = m->a;
+    memset(th->block_sum, 0, sizeof(float) * NIB_CPU_TILE_OUTS * (size_t)m->n);
+    for (int32_t e = 0; e <= a->n_experts; e++) {
+        bool                     shared = e == a->n_experts;
+        const struct nib_weight *w2 = shared ? a->sw2 : a->w2;
+        for (int32_t p = m->first[e]; p < m->first[e + 1]; p += NIB_CPU_TILE_ROWS) {
+            int32_t               n = min_of(m->first[e + 1] - p, NIB_CPU_TILE_ROWS);
+            struct nib_cpu_matrix matrix = nib_cpu_matrix_of(w2, shared ? 0 : e);
+            nib_cpu_tile_run(s, th, &matrix, nib_cpu_need_of(w2), shared ? &m->inner_shared : &m->inner, NULL,
+                             shared ? p - n_pairs_of(m) : p, n, 0, out, n_outs, th->tile_y[0]);
+            for (int32_t r = 0; r < n; r++) {
+                float *y = th->tile_y[0] + r * NIB_CPU_TILE_OUTS;
+                float *sum = th->block_sum + m->pair_row[p + r] * NIB_CPU_TILE_OUTS;
+                if (!a->weight_before_w2 && !shared)
+                    for (int32_t o = 0; o < n_outs; o++)
+                        y[o] *= m->pair_weight[p + r];
+                if (m->bf16)
+                    s->k.bf16_round(y, n_outs);
+                for (int32_t o = 0; o < n_outs; o++)
+                    sum[o] += y[o];
+            }
+        }
+    }
+    for (int32_t r = 0; r < m->n; r++)
+        nib_cpu_row_write(s, &a->y, m->row0 + r, out, n_outs, th->block_sum + r * NIB_CPU_TILE_OUTS);
+}
+
+static void down(struct nib_stream *s, const struct moe *m)
+{
+    int32_t n_blocks = (m->dim + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS;
+#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+    for (int32_t i = 0; i < n_blocks; i++) {
+        int32_t out = i * NIB_CPU_TILE_OUTS;
+        down_block(s, m, &s->scratch.thread[omp_get_thread_num()], out, min_of(m->dim - out, NIB_CPU_TILE_OUTS));
+    }
+}
+
+enum nib_status nib_cpu_moe(struct nib_stream *s, const struct nib_moe_args *a)
+{
+    unsigned need = NIB_CPU_NEED_PLAIN | nib_cpu_need_of(a->w1) | nib_cpu_need_of(a->w3);
+    if (has_shared(a))
+        need |= nib_cpu_need_of(a->sw1) | nib_cpu_need_of(a->sw3);
+    for (int32_t row0 = 0; row0 < a->x.rows; row0 += NIB_CPU_GROUP_ROWS) {
+        struct moe m = {.a = a, .row0 = row0, .n = min_of(a->x.rows - row0, NIB_CPU_GROUP_ROWS), .dim = a->x.cols,
+                        .bf16 = a->x.plain.dtype == NIB_DTYPE_BF16};
+        nib_cpu_rows_prepare(s, &a->x, row0, m.n, need, &m.x);
+        route(s, &m);
+        gate_up(s, &m);
+        inner_prepare(s, &m);
+        down(s, &m);
+    }
+    return NIB_OK;
+}

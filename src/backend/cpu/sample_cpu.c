@@ -1,0 +1,176 @@
+/* sample: one token for each row of logits. Filters as in struct nib_sample_row, in their order; the draw is an
+ * inverse CDF over ids in ascending order, summed in double so that the order of summation does not matter in
+ * practice. */
+#include "backend/cpu/cpu.h"
+
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+/* Largest value and whether a row can be sampled from at all. */
+static bool row_is_usable(const float *l, int32_t n, float *top)
+{
+    bool finite = false;
+    *top = -INFINITY;
+    for (int32_t i = 0; i < n; i++) {
+        if (l[i] != l[i])
+            return false;
+        finite |= l[i] > -INFINITY && l[i] < INFINITY;
+        *top = l[i] > *top ? l[i] : *top;
+    }
+    return finite;
+}
+
+static void penalise(const struct nib_sample_args *a, const struct nib_sample_row *row, float *l)
+{
+    for (int32_t i = row->history_start; i < row->history_start + row->history_count; i++) {
+        float  *x = &l[a->history_token[i]];
+        int32_t times = a->history_times[i];
+        *x = *x > 0 ? *x / row->repetition : *x * row->repetition;
+        *x -= row->frequency * (float)times;
+        if (times > 0)
+            *x -= row->presence;
+    }
+}
+
+static int32_t argmax(const float *l, int32_t n)
+{
+    int32_t best = 0;
+    for (int32_t i = 1; i < n; i++)
+        best = l[i] > l[best] ? i : best;
+    return best;
+}
+
+/* w = exp(l - top) with exactly 1 at the top (also where that is infinite). */
+static void weights_of(const struct nib_stream *s, const float *l, int32_t n, float top, float *w)
+{
+    if (top == INFINITY) {
+        for (int32_t i = 0; i < n; i++)
+            w[i] = l[i] == top ? 1.0f : 0.0f;
+        return;
+    }
+    memcpy(w, l, sizeof(float) * (size_t)n);
+    s->k.exp_shifted(w, top, n);
+}
+
+/* Ids of positive weight, largest logit first, ties to the lowest id: radix sort by the logit's bits made to order as
+ * integers, descending, stable over ids that start ascending. Returns their number; *sorted has them in the low 32
+ * bits. */
+static int32_t sort_ids(const float *l, const float *w, int32_t n, uint64_t *const buffer[2], const uint64_t **sorted)
+{
+    uint64_t *from = buffer[0], *to = buffer[1];
+    int32_t   n_ids = 0;
+    for (int32_t i = 0; i < n; i++)
+        if (w[i] > 0) {
+            float    zero_is_one_value = l[i] + 0.0f;
+            uint32_t bits;
+            memcpy(&bits, &zero_is_one_value, sizeof bits);
+            bits = bits & 0x80000000u ? bits : ~(bits | 0x80000000u);
+            from[n_ids++] = (uint64_t)bits << 32 | (uint32_t)i;
+        }
+    for (int shift = 32; shift < 64; shift += 8) {
+        int32_t start[256] = {0}, sum = 0;
+        for (int32_t i = 0; i < n_ids; i++)
+            start[from[i] >> shift & 255]++;
+        for (int b = 0; b < 256; b++) {
+            int32_t count = start[b];
+            start[b] = sum;
+            sum += count;
+        }
+        for (int32_t i = 0; i < n_ids; i++)
+            to[start[from[i] >> shift & 255]++] = from[i];
+        uint64_t *swap = from;
+        from = to;
+        to = swap;
+    }
+    *sorted = from;
+    return n_ids;
+}
+
+/* Set the weights of ids that min_p, top_k and top_p leave out to 0. */
+static void filter(const struct nib_sample_row *row, const float *l, float *w, int32_t n, uint64_t *const buffer[2])
+{
+    if (row->min_p > 0)
+        for (int32_t i = 0; i < n; i++)
+            w[i] = w[i] < row->min_p ? 0.0f : w[i]; /* the largest weight is 1 */
+    bool by_rank = row->top_k > 0, by_mass = row->top_p < 1;
+    if (!by_rank && !by_mass)
+        return;
+    const uint64_t *sorted;
+    int32_t         n_ids = sort_ids(l, w, n, buffer, &sorted), n_kept = n_ids;
+    if (by_rank && row->top_k < n_ids) {
+        /* Ids equal to the k-th largest all stay. */
+        n_kept = row->top_k;
+        while (n_kept < n_ids && sorted[n_kept] >> 32 == sorted[row->top_k - 1] >> 32)
+            n_kept++;
+    }
+    if (by_mass) {
+        double mass = 0, sum = 0;
+        for (int32_t i = 0; i < n_kept; i++)
+            mass += (double)w[sorted[i] & 0xffffffffu];
+        int32_t i = 0;
+        do
+            sum += (double)w[sorted[i++] & 0xffffffffu];
+        while (i < n_kept && sum < (double)row->top_p * mass);
+        n_kept = i;
+    }
+    for (int32_t i = n_kept; i < n_ids; i++)
+        w[sorted[i] & 0xffffffffu] = 0;
+}
+
+static int32_t draw(const float *w, int32_t n, float uniform)
+{
+    double  mass = 0, sum = 0;
+    int32_t last = 0;
+    for (int32_t i = 0; i < n; i++)
+        mass += (double)w[i];
+    double target = (double)uniform * mass;
+    for (int32_t i = 0; i < n; i++)
+        if (w[i] > 0) {
+            sum += (double)w[i];
+            last = i;
+            if (sum > target)
+                break;
+        }
+    return last;
+}
+
+static void sample_row(const struct nib_stream *s, const struct nib_sample_args *a, struct nib_cpu_thread *th,
+                       int32_t r)
+{
+    const struct nib_sample_row *row = &a->row[r];
+    const float                 *logits = (const float *)nib_cpu_row(&a->logits, r);
+    int32_t                      n = a->logits.cols, token;
+    float                        top, *l = th->logits, *w = th->weight;
+    a->token[r] = -1;
+    a->logprob[r] = NAN;
+    if (!row_is_usable(logits, n, &top))
+        return;
+
+    weights_of(s, logits, n, top, w);
+    double mass = 0;
+    for (int32_t i = 0; i < n; i++)
+        mass += (double)w[i];
+
+    memcpy(l, logits, sizeof(float) * (size_t)n);
+    penalise(a, row, l);
+    if (row->temperature < 1e-5f) {
+        token = argmax(l, n);
+    } else {
+        for (int32_t i = 0; i < n; i++)
+            l[i] /= row->temperature;
+        weights_of(s, l, n, l[argmax(l, n)], w);
+        filter(row, l, w, n, th->sort);
+        token = draw(w, n, row->uniform);
+    }
+    a->token[r] = token;
+    a->logprob[r] = top == INFINITY ? (float)-log(mass) : (float)((double)(logits[token] - top) - log(mass));
+}
+
+enum nib_status nib_cpu_sample(struct nib_stream *s, const struct nib_sample_args *a)
+{
+#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+    for (int32_t r = 0; r < a->n; r++)
+        sample_row(s, a, &s->scratch.thread[omp_get_thread_num()], r);
+    return NIB_OK;
+}
