@@ -14,6 +14,10 @@
  *    how a prompt was cut into steps, or on the number of threads: sums over n_in run in an order fixed by the
  *    weight's shape; attended rows are taken in ascending position, then ascending entry; experts ascending; of
  *    equal scores the lowest index wins.
+ *  - Sums over many values are wide on ref and fp32 or better elsewhere. What follows them element by element up to a
+ *    quantiser is fp32 with a rounding at each step, on every backend: a norm is (x * r) * weight with r =
+ *    fp32(1 / sqrt(mean + eps)), a collapsed stream is a sum of n_hc products in order, SwiGLU is fp32(silu(g)) * u.
+ *    Exact ties are frequent there, and an encoder that sees unrounded values flips codes which then grow.
  *  - NaN and Inf in a row spread within that row (visibly: never clamped away) and touch no other row.
  *  - n_rows == 0 is allowed and does nothing.
  *  - BF16 rows: outputs are rounded to nearest even once. On ref and cpu BF16 rows mean --numerics release, and

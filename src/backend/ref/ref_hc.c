@@ -17,10 +17,10 @@ static void collapse(const struct nib_mat *m, const float *streams, const double
                      float *y)
 {
     for (int32_t c = 0; c < dim; c++) {
-        double sum = 0;
+        float sum = 0;
         for (int32_t i = 0; i < n_hc; i++)
-            sum += weight[i] * (double)streams[(int64_t)i * dim + c];
-        y[c] = nib_ref_round(sum, m->dtype == NIB_DTYPE_BF16);
+            sum += (float)weight[i] * streams[(int64_t)i * dim + c];
+        y[c] = nib_ref_round((double)sum, m->dtype == NIB_DTYPE_BF16);
     }
 }
 

@@ -81,7 +81,7 @@ static double swiglu(double g, double u, double limit)
         g = g < limit ? g : limit;
         u = u < -limit ? -limit : u > limit ? limit : u;
     }
-    return g * nib_ref_sigmoid(g) * u;
+    return (double)((float)(g / (1 + exp(-g))) * (float)u);
 }
 
 /* One expert (matrix i of each stack) over n_pairs pairs, pair = row * per_row + place. weight == NULL: the shared

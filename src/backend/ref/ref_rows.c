@@ -196,9 +196,10 @@ double nib_ref_dot_f32(const float *a, const float *b, int64_t n)
 
 void nib_ref_rms_norm(const float *x, const float *weight, int32_t n, float eps, float *y)
 {
-    double r = 1 / sqrt(nib_ref_dot_f32(x, x, n) / n + (double)eps);
+    float mean = (float)(nib_ref_dot_f32(x, x, n) / n);
+    float r = (float)(1 / sqrt((double)(mean + eps)));
     for (int32_t i = 0; i < n; i++)
-        y[i] = (float)((double)x[i] * r * (double)weight[i]);
+        y[i] = x[i] * r * weight[i];
 }
 
 void nib_ref_angles(const struct nib_rope *rope, int32_t pos, float *angle)
