@@ -173,12 +173,16 @@ static int take_option(const struct cli_syntax *s, int argc, char **argv, int *i
         return cli_usage("%s takes no value, but '%s' was given", o->name, text);
     if (o->kind != CLI_KIND_FLAG && !text) {
         if (*i + 1 >= argc)
-            return cli_usage("%s needs a value after it", o->name);
+            return cli_usage("%s needs a value after it", arg);
         text = argv[++*i];
     }
     if (o->given)
         *o->given = true;
-    return parse_value(o, text);
+    /* Messages name the option as it was written. */
+    struct cli_option shown = *o;
+    if (!equals)
+        shown.name = arg;
+    return parse_value(&shown, text);
 }
 
 bool cli_parse(const struct cli_syntax *s, int argc, char **argv, int *exit_code)
@@ -226,7 +230,7 @@ void cli_engine_options_init(struct cli_engine_options *e)
          .help = "checkpoint folder; the bundled small model if not given"},
         {.name = "--ctx", .kind = CLI_KIND_COUNT, .value = &e->ctx, .low = 0, .high = INT32_MAX, .metavar = "N",
          .help = "tokens that fit in the context; 0: the model's limit, at most 8192"},
-        {.name = "--threads", .kind = CLI_KIND_COUNT, .value = &e->threads, .low = 0, .high = 4096, .metavar = "N",
+        {.name = "--threads", .kind = CLI_KIND_COUNT, .value = &e->threads, .low = 0, .high = 1024, .metavar = "N",
          .help = "CPU threads; 0: all cores. Changes no result"},
         {.name = "--backend", .kind = CLI_KIND_CHOICE, .value = &e->backend, .choices = cli_backend_names,
          .help = "cpu, or ref: plain loops that define what is right, slow"},

@@ -165,7 +165,7 @@ int cmd_logits(int argc, char **argv)
                  "separated by commas or white space, or a JSON array"},
         {.name = "--last", .kind = CLI_KIND_COUNT, .value = &o.last, .low = 0, .high = INT32_MAX, .metavar = "K",
          .help = "print the rows of the last K ids; 0: all; 1"},
-        {.name = "--chunk", .kind = CLI_KIND_COUNT, .value = &o.chunk, .low = 1, .high = 1 << 20, .metavar = "N",
+        {.name = "--chunk", .kind = CLI_KIND_COUNT, .value = &o.chunk, .low = 1, .high = 65536, .metavar = "N",
          .help = "ids computed in one step; changes no bit of the result; 256"},
         {.name = "--mtp", .kind = CLI_KIND_FLAG, .value = &o.mtp,
          .help = "the MTP block's logits too: row p is its guess at the id that follows, from\n"

@@ -60,9 +60,15 @@ static bool on_prefill(void *user, int32_t done, int32_t total)
     return !interrupted;
 }
 
-static double per_second(int32_t n, double seconds)
+static double prefill_rate(const struct nib_generate_result *r)
 {
-    return seconds > 0 ? n / seconds : 0;
+    return r->prefill_s > 0 ? r->n_prompt / r->prefill_s : 0;
+}
+
+/* The first token is drawn from the prompt's own logits, so n tokens take n - 1 steps. */
+static double decode_rate(const struct nib_generate_result *r)
+{
+    return r->n_generated > 1 && r->decode_s > 0 ? (r->n_generated - 1) / r->decode_s : 0;
 }
 
 static const char *stop_name(enum nib_stop_reason reason)
@@ -82,8 +88,8 @@ static int print_json(const struct stream *stream, const struct nib_generate_res
                                  stream->reasoning.data ? stream->reasoning.data : "", stream->reasoning.n,
                                  "prompt_tokens", r->n_prompt, "generated_tokens", r->n_generated, "stop",
                                  stop_name(r->reason), "prefill_tok_s",
-                                 output_real(per_second(r->n_prompt, r->prefill_s)), "decode_tok_s",
-                                 output_real(per_second(r->n_generated, r->decode_s))));
+                                 output_real(prefill_rate(r)), "decode_tok_s",
+                                 output_real(decode_rate(r))));
 }
 
 /* What the model's own generation_config.json says, where the command line says nothing. */
@@ -141,8 +147,7 @@ static int generate(struct session *s, struct run_options *o, const struct nib_i
         code = print_json(&r.stream, &result);
     if (code == CLI_OK)
         (void)fprintf(stderr, "prefill %d tokens %.1f tok/s, decode %d tokens %.1f tok/s\n", result.n_prompt,
-                      per_second(result.n_prompt, result.prefill_s), result.n_generated,
-                      per_second(result.n_generated, result.decode_s));
+                      prefill_rate(&result), result.n_generated, decode_rate(&result));
     if (interrupted)
         code = CLI_FAILED;
     stream_close(&r.stream);
@@ -213,9 +218,9 @@ int cmd_run(int argc, char **argv)
          .help = "drop tokens below this share of the likeliest one's probability; 0"},
         {.name = "--repetition", .kind = CLI_KIND_NUMBER, .value = &o.sampling.repetition, .low = 0,
          .above_low = true, .high = 100, .metavar = "R", .help = "penalty on tokens seen so far, a factor; 1: off"},
-        {.name = "--presence", .kind = CLI_KIND_NUMBER, .value = &o.sampling.presence, .low = -100, .high = 100,
+        {.name = "--presence", .kind = CLI_KIND_NUMBER, .value = &o.sampling.presence, .low = -2, .high = 2,
          .metavar = "X", .help = "penalty on tokens generated before; 0"},
-        {.name = "--frequency", .kind = CLI_KIND_NUMBER, .value = &o.sampling.frequency, .low = -100, .high = 100,
+        {.name = "--frequency", .kind = CLI_KIND_NUMBER, .value = &o.sampling.frequency, .low = -2, .high = 2,
          .metavar = "X", .help = "the same, times how often; 0"},
         {.name = "--seed", .kind = CLI_KIND_SEED, .value = &o.sampling.seed, .given = &o.seed_given, .metavar = "N",
          .help = "the same seed draws the same tokens; otherwise random"},

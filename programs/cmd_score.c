@@ -200,8 +200,9 @@ int cmd_score(int argc, char **argv)
                  "\"category\". Printed over all rows and by category: rows; exact, the share of rows whose greedy\n"
                  "continuation equals the answer's ids over the answer's whole length; nll, the mean negative\n"
                  "log-likelihood in nats of an answer token, over all answer tokens of all rows.\n\n"
-                 "Any other FILE is a plain text: its perplexity, exp(nll) over all its tokens. It is cut into windows\n"
-                 "of --ctx tokens that do not overlap; each is computed on its own behind a beginning of sentence.",
+                 "Any other FILE is a plain text: its perplexity, exp(nll) over all its tokens. It is cut into\n"
+                 "windows of --ctx tokens that do not overlap; each is computed on its own behind a beginning of\n"
+                 "sentence.",
         .groups = groups,
         .n_groups = 2,
         .operand = &o.file,
