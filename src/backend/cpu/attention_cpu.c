@@ -102,7 +102,7 @@ static void attend_heads(const struct nib_stream *s, const struct nib_attend_arg
 enum nib_status nib_cpu_attend(struct nib_stream *s, const struct nib_attend_args *a)
 {
     /* With few rows the heads of a row are shared out too; each part then decodes the row's KV rows for itself. */
-    int32_t n_rows = a->q.rows, n_parts = 1;
+    int32_t n_rows = a->rows->n_rows, n_parts = 1;
     while (n_rows * n_parts < 2 * s->n_threads && n_parts * 2 <= a->n_heads && n_parts < s->n_threads)
         n_parts *= 2;
 #pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)

@@ -36,12 +36,15 @@ BODY float ue4m3_value(uint8_t b)
     return b == 0x7f ? float_of(0x7fc00000u) : e4m3_magnitude(b);
 }
 
-/* 16 E2M1 codes (8 bytes, low nibble first) to twice their values. Magnitude codes 0..7 mean 0 1 2 3 4 6 8 12: the
+/* n <= 16 E2M1 codes (8 bytes, low nibble first) to twice their values. Magnitude codes 0..7 mean 0 1 2 3 4 6 8 12: the
  * code plus 1 above 4, 1 more above 5 and 3 more above 6. Comparisons give -1. */
-BODY void e2m1_doubled(const uint8_t *src, bytes16 *out)
+BODY void e2m1_doubled(const uint8_t *src, int32_t n, bytes16 *out)
 {
     bytes16 b = {0};
-    memcpy(&b, src, 8);
+    if (n >= 16)
+        memcpy(&b, src, 8);
+    else
+        memcpy(&b, src, ((size_t)n + 1) / 2);
     bytes16 low = b & 15, high = (b >> 4) & 15;
     bytes16 c = __builtin_shufflevector(low, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     bytes16 m = c & 7, negative = (bytes16)(c > 7);
@@ -49,15 +52,19 @@ BODY void e2m1_doubled(const uint8_t *src, bytes16 *out)
     *out = (d ^ negative) - negative;
 }
 
-BODY void fp4_block(const uint8_t *codes, float scale, float *dst)
+/* n codes of one block times its scale. Halving stays outside, for the scale may be the smallest of all. */
+BODY void fp4_block(const uint8_t *codes, float scale, int32_t n, float *dst)
 {
     int8_t  d[16];
     bytes16 v;
-    e2m1_doubled(codes, &v);
+    e2m1_doubled(codes, n, &v);
     memcpy(d, &v, sizeof d);
-    float half = scale * 0.5f;
-    for (int i = 0; i < 16; i++)
-        dst[i] = (float)d[i] * half;
+    if (n >= 16)
+        for (int i = 0; i < 16; i++)
+            dst[i] = (float)d[i] * 0.5f * scale;
+    else
+        for (int32_t i = 0; i < n; i++)
+            dst[i] = (float)d[i] * 0.5f * scale;
 }
 
 static void fp8_decode(const uint8_t *codes, const uint8_t *scales, int32_t n, int32_t block, float *dst)
@@ -74,23 +81,14 @@ static void fp8_decode(const uint8_t *codes, const uint8_t *scales, int32_t n, i
 
 static void nvfp4_decode(const uint8_t *codes, const uint8_t *scales, float row_scale, int32_t n, float *dst)
 {
-    for (int32_t k = 0; k < n; k += 16) {
-        int8_t  d[16];
-        bytes16 v;
-        e2m1_doubled(codes + k / 2, &v);
-        memcpy(d, &v, sizeof d);
-        /* Half a code times the rounded product of the scales: halving stays outside so that the product may be
-         * subnormal. */
-        float scale = ue4m3_value(scales[k / 16]) * row_scale;
-        for (int i = 0; i < 16; i++)
-            dst[k + i] = (float)d[i] * 0.5f * scale;
-    }
+    for (int32_t k = 0; k < n; k += 16)
+        fp4_block(codes + k / 2, ue4m3_value(scales[k / 16]) * row_scale, n - k, dst + k);
 }
 
 static void fp4_decode(const uint8_t *codes, const uint8_t *scales, int32_t n, float *dst)
 {
     for (int32_t k = 0; k < n; k += 16)
-        fp4_block(codes + k / 2, ue8m0_value(scales[k / 32]), dst + k);
+        fp4_block(codes + k / 2, ue8m0_value(scales[k / 32]), n - k, dst + k);
 }
 
 static void int8_decode(const uint8_t *codes, const float *scales, int32_t n, float *dst)
@@ -127,7 +125,7 @@ static void decode_weight(const struct nib_cpu_matrix *w, int32_t row, int32_t k
     case NIB_WEIGHT_NVFP4: {
         const uint8_t *scales = w->scales + row * w->scales_stride + k0 / 16;
         for (int32_t k = 0; k < n; k += 16)
-            fp4_block(codes + (k0 + k) / 2, ue4m3_value(scales[k / 16]), dst + k);
+            fp4_block(codes + (k0 + k) / 2, ue4m3_value(scales[k / 16]), 16, dst + k);
         break;
     }
     }
@@ -156,7 +154,7 @@ BODY void fp4_open(const uint8_t *codes, const uint8_t *scales, bool ue8m0, int3
             int32_t k = k0 + 16 * b;
             dst_scales[b] = 0;
             if (k < n) {
-                e2m1_doubled(codes + k / 2, &t[b]);
+                e2m1_doubled(codes + k / 2, n - k, &t[b]);
                 dst_scales[b] = ue8m0 ? ue8m0_value(scales[k / 32]) : ue4m3_value(scales[k / 16]);
             }
         }

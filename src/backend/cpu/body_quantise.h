@@ -86,10 +86,18 @@ static void fp8_encode(const float *x, int32_t n, int32_t block, uint8_t *codes,
     }
 }
 
-BODY void e2m1_pairs(const float *x, float divisor, int32_t n, uint8_t *codes)
+/* 16 codes; a row's last block may have fewer channels, and an odd one leaves a zero nibble. */
+BODY void e2m1_block(const float *x, float divisor, int32_t n, uint8_t *codes)
 {
-    for (int32_t i = 0; i < n / 2; i++)
-        codes[i] = (uint8_t)(e2m1_bits(x[2 * i] / divisor) | e2m1_bits(x[2 * i + 1] / divisor) << 4);
+    uint8_t c[16] = {0};
+    if (n >= 16)
+        for (int i = 0; i < 16; i++)
+            c[i] = e2m1_bits(x[i] / divisor);
+    else
+        for (int32_t i = 0; i < n; i++)
+            c[i] = e2m1_bits(x[i] / divisor);
+    for (int32_t i = 0; i < 8 && 2 * i < n; i++)
+        codes[i] = (uint8_t)(c[2 * i] | c[2 * i + 1] << 4);
 }
 
 static void nvfp4_encode(const float *x, int32_t n, uint8_t *codes, uint8_t *scales, float *row_scale)
@@ -97,37 +105,36 @@ static void nvfp4_encode(const float *x, int32_t n, uint8_t *codes, uint8_t *sca
     uint32_t top = max_magnitude_bits(x, n);
     float    g = top >= NOT_FINITE ? float_of(0x7fc00000u) : float_of(top) / 2688.0f;
     *row_scale = g;
-    memset(codes, 0, (size_t)n / 2);
-    memset(scales, 0, (size_t)n / 16);
-    if (!(g > 0)) {
-        /* A block scale of 1 lets the NaN of the row scale reach every value. */
-        if (top >= NOT_FINITE)
-            memset(scales, 0x38, (size_t)n / 16);
+    memset(codes, 0, ((size_t)n + 1) / 2);
+    memset(scales, 0, ((size_t)n + 15) / 16);
+    if (!(g > 0))
         return;
-    }
     for (int32_t k = 0; k < n; k += 16) {
-        float   s = float_of(max_magnitude_bits(x + k, 16)) / 6.0f / g;
+        int32_t len = n - k < 16 ? n - k : 16;
+        float   s = float_of(max_magnitude_bits(x + k, len)) / 6.0f / g;
         uint8_t code = e4m3_bits(s < 448.0f ? s : 448.0f);
         float   divisor = e4m3_magnitude(code) * g;
         scales[k / 16] = code;
         if (divisor > 0)
-            e2m1_pairs(x + k, divisor, 16, codes + k / 2);
+            e2m1_block(x + k, divisor, len, codes + k / 2);
     }
 }
 
 static void fp4_encode(const float *x, int32_t n, uint8_t *codes, uint8_t *scales)
 {
     for (int32_t k = 0; k < n; k += 32) {
-        uint32_t top = max_magnitude_bits(x + k, 32);
+        int32_t  len = n - k < 32 ? n - k : 32;
+        uint32_t top = max_magnitude_bits(x + k, len);
         if (top >= NOT_FINITE) {
             scales[k / 32] = 255;
-            memset(codes + k / 2, 0, 16);
+            memset(codes + k / 2, 0, ((size_t)len + 1) / 2);
             continue;
         }
         float   amax = float_of(top) > 6 * 0x1p-126f ? float_of(top) : 6 * 0x1p-126f;
         int32_t e = ceil_log2(amax * (1.0f / 6));
         scales[k / 32] = (uint8_t)(e + 127);
-        e2m1_pairs(x + k, float_of((uint32_t)(e + 127) << 23), 32, codes + k / 2);
+        for (int32_t i = 0; i < len; i += 16)
+            e2m1_block(x + k + i, float_of((uint32_t)(e + 127) << 23), len - i, codes + (k + i) / 2);
     }
 }
 

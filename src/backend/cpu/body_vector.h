@@ -65,8 +65,8 @@ static void exp_shifted(float *x, float shift, int32_t n)
 BODY void swiglu_vec(vec *pg, const vec *pu, float limit)
 {
     vec g = *pg, u = *pu;
-    if (limit != 0) {
-        /* Comparisons are false for NaN, so NaN passes through the clamps. */
+    vec not_finite = (g - g) + (u - u); /* NaN where either is NaN or Inf, which the clamps must not hide; else 0 */
+    if (limit > 0) {
         vec  top = (vec){0} + limit;
         ivec g_high = (ivec)(g > top), u_high = (ivec)(u > top), u_low = (ivec)(u < -top);
         g = (vec)(((ivec)g & ~g_high) | ((ivec)top & g_high));
@@ -74,7 +74,7 @@ BODY void swiglu_vec(vec *pg, const vec *pu, float limit)
     }
     vec e = -g;
     exp_vec(&e);
-    *pg = g / (e + 1.0f) * u;
+    *pg = g / (e + 1.0f) * u + not_finite;
 }
 
 static void swiglu(float *g, const float *u, float limit, int32_t n)

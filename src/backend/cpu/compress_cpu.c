@@ -32,7 +32,8 @@ static void pool(const struct nib_stream *s, const struct nib_compress_args *a, 
                  float *out)
 {
     int32_t w = a->width, pos = a->rows->pos[t], first = pos + 1 - a->ratio;
-    int32_t begin = a->overlap && first > 0 ? first - a->ratio : first;
+    int32_t begin = a->overlap ? first - a->ratio : first;
+    begin = begin > a->rows->first_pos ? begin : a->rows->first_pos;
     float  *top = th->row[1], *sum = th->row[2], *score = th->row[3];
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t p = begin; p <= pos; p++) {
@@ -81,7 +82,7 @@ static void emit(const struct nib_stream *s, const struct nib_compress_args *a, 
         if (a->round_bf16)
             s->k.bf16_round(x, w);
     }
-    nib_cpu_kv_write(s, a->entries.format, x, w, a->rope.n_rot, nib_cpu_entry(&a->entries, rows, rows->seq[t], e));
+    nib_cpu_kv_write(s, &a->entries, x, w, a->rope.n_rot, nib_cpu_entry(&a->entries, rows, rows->seq[t], e));
 }
 
 /* The step's last n_ring rows of each sequence enter the ring. */

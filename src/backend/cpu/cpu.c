@@ -137,12 +137,50 @@ static void backend_close(struct nib_backend *b)
     free(b);
 }
 
+/* Far above any V4 model; keeps every product of scratch sizes well inside 64 bits and row widths inside 31. */
+static enum nib_status dims_check(const struct nib_dims *d, struct nib_error *err)
+{
+    const struct {
+        const char *name;
+        int32_t     value, least, most;
+    } range[] = {
+        {"n_rows_max", d->n_rows_max, 1, 1 << 20},
+        {"n_seqs_max", d->n_seqs_max, 1, 1 << 20},
+        {"n_ctx_max", d->n_ctx_max, 1, 1 << 24},
+        {"dim", d->dim, 1, 1 << 20},
+        {"n_hc", d->n_hc, 1, 64},
+        {"n_heads", d->n_heads, 1, 1 << 10},
+        {"head_dim", d->head_dim, 1, 1 << 14},
+        {"n_rot", d->n_rot, 0, d->head_dim},
+        {"q_rank", d->q_rank, 1, 1 << 20},
+        {"n_groups", d->n_groups, 1, d->n_heads},
+        {"o_rank", d->o_rank, 1, 1 << 18},
+        {"n_window", d->n_window, 1, 1 << 20},
+        {"n_index_heads", d->n_index_heads, 0, 1 << 10},
+        {"index_dim", d->index_dim, 0, 1 << 14},
+        {"index_top_k", d->index_top_k, 0, 1 << 24},
+        {"n_experts", d->n_experts, 0, 1 << 16},
+        {"top_k", d->top_k, 0, d->n_experts},
+        {"n_inner", d->n_inner, 0, 1 << 20},
+        {"n_inner_shared", d->n_inner_shared, 0, 1 << 20},
+        {"vocab", d->vocab, 1, 1 << 24},
+    };
+    for (size_t i = 0; i < sizeof range / sizeof *range; i++)
+        if (range[i].value < range[i].least || range[i].value > range[i].most)
+            return nib_error_set(err, NIB_E_UNSUPPORTED, "cpu backend: %s is %d; wanted %d to %d", range[i].name,
+                                 range[i].value, range[i].least, range[i].most);
+    if (d->n_rot % 2)
+        return nib_error_set(err, NIB_E_UNSUPPORTED, "cpu backend: n_rot is %d; wanted an even number", d->n_rot);
+    return NIB_OK;
+}
+
 static enum nib_status backend_open(const struct nib_backend_config *c, struct nib_backend **out, struct nib_error *err)
 {
     *out = NULL;
     if (c->n_threads < 0 || c->n_threads > 4096)
         return nib_error_set(err, NIB_E_ARGUMENT, "cpu backend: %d threads; wanted 0 (all cores) to 4096",
                              c->n_threads);
+    NIB_TRY(dims_check(&c->dims, err));
     struct nib_backend *b = calloc(1, sizeof *b);
     if (!b)
         return nib_error_set(err, NIB_E_MEMORY, "cpu backend: no memory for %zu bytes", sizeof *b);

@@ -104,7 +104,7 @@ static inline uint8_t *nib_cpu_entry(const struct nib_store *st, const struct ni
 {
     return nib_cpu_store_row(st, rows->entry_page[seq * rows->page_stride + e / st->page_rows], e % st->page_rows);
 }
-void nib_cpu_kv_write(const struct nib_stream *s, enum nib_row_format f, const float *x, int32_t d, int32_t n_rot,
+void nib_cpu_kv_write(const struct nib_stream *s, const struct nib_store *st, const float *x, int32_t d, int32_t n_rot,
                       uint8_t *row);
 void nib_cpu_kv_read(const struct nib_stream *s, enum nib_row_format f, const uint8_t *row, int32_t d, int32_t n_rot,
                      float *x);

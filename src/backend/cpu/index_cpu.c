@@ -68,14 +68,15 @@ static void score_block(const struct nib_stream *s, const struct nib_index_selec
         s->k.bf16_round(score, n);
 }
 
-/* Scores as unsigned integers of the same order; both zeros are one value, NaN comes last. */
+/* Scores as unsigned integers of the same order; both zeros are one value, and NaN comes first, so that it is never
+ * left out unseen. */
 static uint32_t order_of(float x)
 {
     uint32_t u;
     x += 0.0f;
     memcpy(&u, &x, sizeof u);
     if (x != x)
-        return 0;
+        return UINT32_MAX;
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
@@ -155,7 +156,8 @@ static void index_group(struct nib_stream *s, const struct nib_index_select_args
 
 enum nib_status nib_cpu_index_select(struct nib_stream *s, const struct nib_index_select_args *a)
 {
-    for (int32_t row0 = 0; row0 < a->q.rows; row0 += NIB_CPU_INDEX_ROWS)
-        index_group(s, a, row0, min_of(a->q.rows - row0, NIB_CPU_INDEX_ROWS));
+    int32_t n = a->rows->n_rows;
+    for (int32_t row0 = 0; row0 < n; row0 += NIB_CPU_INDEX_ROWS)
+        index_group(s, a, row0, min_of(n - row0, NIB_CPU_INDEX_ROWS));
     return NIB_OK;
 }

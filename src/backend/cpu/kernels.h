@@ -69,7 +69,7 @@ struct nib_cpu_kernels {
     float (*sum_squares)(const float *x, int32_t n);
     void (*scale_by)(float *x, const float *weight, float factor, int32_t n); /* x = x * factor * weight */
     void (*exp_shifted)(float *x, float shift, int32_t n);                    /* x = exp(x - shift) */
-    /* g = silu(min(g, limit)) * clamp(u, +-limit); limit 0: no clamps. */
+    /* g = silu(min(g, limit)) * clamp(u, +-limit), NaN where g or u is NaN or Inf; limit 0: no clamps. */
     void (*swiglu)(float *g, const float *u, float limit, int32_t n);
 
     void (*bf16_decode)(const uint16_t *src, float *dst, int32_t n);

@@ -27,6 +27,8 @@ static bool has_shared(const struct nib_moe_args *a) { return a->sw1 != NULL; }
 
 /* ---- Routing ---- */
 
+/* The top_k largest of score + bias, ties to the lowest expert. NaN is taken only when nothing else is left, so that
+ * every row gets distinct experts. */
 static void choose(const struct nib_moe_args *a, const float *score, int32_t *chosen)
 {
     for (int32_t i = 0; i < a->top_k; i++) {
@@ -37,7 +39,7 @@ static void choose(const struct nib_moe_args *a, const float *score, int32_t *ch
             for (int32_t j = 0; j < i; j++)
                 taken |= chosen[j] == e;
             float key = score[e] + a->bias[e];
-            if (!taken && (best < 0 || key > best_key)) {
+            if (!taken && (best < 0 || key > best_key || (isnan(best_key) && !isnan(key)))) {
                 best = e;
                 best_key = key;
             }
@@ -60,7 +62,7 @@ static void route_row(const struct moe *m, int32_t r, float *z, int32_t *chosen,
     for (int32_t i = 0; i < a->top_k; i++)
         sum += z[chosen[i]];
     for (int32_t i = 0; i < a->top_k; i++)
-        weight[i] = z[chosen[i]] / sum * a->route_scale;
+        weight[i] = sum == 0 ? 0 : z[chosen[i]] / sum * a->route_scale; /* all scores can underflow together */
     if (a->chosen)
         memcpy(a->chosen + t * a->top_k, chosen, sizeof(int32_t) * (size_t)a->top_k);
     if (a->weights)
@@ -253,7 +255,7 @@ enum nib_status nib_cpu_moe(struct nib_stream *s, const struct nib_moe_args *a)
         need |= nib_cpu_need_of(a->sw1) | nib_cpu_need_of(a->sw3);
     for (int32_t row0 = 0; row0 < a->x.rows; row0 += NIB_CPU_GROUP_ROWS) {
         struct moe m = {.a = a, .row0 = row0, .n = min_of(a->x.rows - row0, NIB_CPU_GROUP_ROWS), .dim = a->x.cols,
-                        .bf16 = a->x.plain.dtype == NIB_DTYPE_BF16};
+                        .bf16 = a->y.dtype == NIB_DTYPE_BF16};
         nib_cpu_rows_prepare(s, &a->x, row0, m.n, need, &m.x);
         route(s, &m);
         gate_up(s, &m);

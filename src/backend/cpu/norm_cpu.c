@@ -43,7 +43,7 @@ static void head_norm(const struct nib_stream *s, float *x, int32_t n, float eps
     for (int l = 0; l < NIB_CPU_LANES; l++)
         sum += lane[l];
     float mean = bf16_of(s, sum / (float)n);
-    float factor = bf16_of(s, 1.0f / sqrtf(bf16_of(s, mean + eps)));
+    float factor = bf16_of(s, 1.0f / sqrtf(mean + eps));
     for (int32_t i = 0; i < n; i++)
         x[i] *= factor;
     s->k.bf16_round(x, n);
@@ -53,7 +53,7 @@ enum nib_status nib_cpu_q_rope(struct nib_stream *s, const struct nib_q_rope_arg
 {
     bool bf16 = a->q.dtype == NIB_DTYPE_BF16;
 #pragma omp parallel for num_threads(s->n_threads) schedule(static)
-    for (int32_t t = 0; t < a->q.rows; t++) {
+    for (int32_t t = 0; t < a->rows->n_rows; t++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         nib_cpu_angles(&a->rope, a->rows->pos[t] - a->rows->first_pos, th->angle);
         for (int32_t h = 0; h < a->n_heads; h++) {
@@ -75,7 +75,7 @@ enum nib_status nib_cpu_kv_insert(struct nib_stream *s, const struct nib_kv_inse
     int32_t                d = a->kv.cols, n_rot = a->rope.n_rot;
     bool                   bf16 = a->kv.dtype == NIB_DTYPE_BF16;
 #pragma omp parallel for num_threads(s->n_threads) schedule(static)
-    for (int32_t t = 0; t < a->kv.rows; t++) {
+    for (int32_t t = 0; t < rows->n_rows; t++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         float                 *x = th->row[0];
         const float           *src = nib_cpu_row_read(s, &a->kv, t, 0, d, x);
@@ -89,7 +89,7 @@ enum nib_status nib_cpu_kv_insert(struct nib_stream *s, const struct nib_kv_inse
         if (bf16)
             s->k.bf16_round(x, d);
         int32_t page = rows->window_page[rows->seq[t] * rows->page_stride + rows->pos[t] / NIB_PAGE_TOKENS];
-        nib_cpu_kv_write(s, a->window.format, x, d, n_rot,
+        nib_cpu_kv_write(s, &a->window, x, d, n_rot,
                          nib_cpu_store_row(&a->window, page, rows->pos[t] % NIB_PAGE_TOKENS));
     }
     return NIB_OK;

@@ -95,19 +95,20 @@ static struct parts parts_of(enum nib_row_format f, uint8_t *row, int32_t d, int
     if (f == NIB_ROW_FP8)
         return (struct parts){.codes = row, .rotary = row + n, .scales = row + n + 2 * n_rot};
     if (f == NIB_ROW_NVFP4) {
-        int32_t scale_at = (n / 2 + n / 16 + 3) / 4 * 4;
-        return (struct parts){
-            .codes = row, .scales = row + n / 2, .row_scale = row + scale_at, .rotary = row + scale_at + 4};
+        uint8_t *scales = row + (n + 1) / 2;
+        int32_t  row_scale_at = ((n + 1) / 2 + (n + 15) / 16 + 3) / 4 * 4;
+        return (struct parts){row, scales, row + row_scale_at, row + row_scale_at + 4};
     }
-    return (struct parts){.codes = row, .scales = row + d / 2}; /* FP4 */
+    return (struct parts){.codes = row, .scales = row + (d + 1) / 2}; /* FP4 */
 }
 
-void nib_cpu_kv_write(const struct nib_stream *s, enum nib_row_format f, const float *x, int32_t d, int32_t n_rot,
+void nib_cpu_kv_write(const struct nib_stream *s, const struct nib_store *st, const float *x, int32_t d, int32_t n_rot,
                       uint8_t *row)
 {
     int32_t      n = d - n_rot;
-    struct parts p = parts_of(f, row, d, n_rot);
-    switch (f) {
+    struct parts p = parts_of(st->format, row, d, n_rot);
+    memset(row, 0, (size_t)st->row_bytes); /* padding */
+    switch (st->format) {
     case NIB_ROW_F32: memcpy(row, x, sizeof(float) * (size_t)d); break;
     case NIB_ROW_BF16: s->k.bf16_encode(x, (uint16_t *)(void *)row, d); break;
     case NIB_ROW_FP8:

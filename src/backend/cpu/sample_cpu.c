@@ -7,16 +7,14 @@
 #include <omp.h>
 #include <string.h>
 
-/* Largest value and whether a row can be sampled from at all. */
-static bool row_is_usable(const float *l, int32_t n, float *top)
+/* Neither NaN nor +Inf and something finite: only then is there a distribution. */
+static bool has_distribution(const float *l, int32_t n)
 {
     bool finite = false;
-    *top = -INFINITY;
     for (int32_t i = 0; i < n; i++) {
-        if (l[i] != l[i])
+        if (!(l[i] < INFINITY))
             return false;
-        finite |= l[i] > -INFINITY && l[i] < INFINITY;
-        *top = l[i] > *top ? l[i] : *top;
+        finite |= l[i] > -INFINITY;
     }
     return finite;
 }
@@ -41,16 +39,12 @@ static int32_t argmax(const float *l, int32_t n)
     return best;
 }
 
-/* w = exp(l - top) with exactly 1 at the top (also where that is infinite). */
-static void weights_of(const struct nib_stream *s, const float *l, int32_t n, float top, float *w)
+/* w = exp((l - top) / temperature), 1 at the top. */
+static void weights_of(const struct nib_stream *s, const float *l, int32_t n, float top, float temperature, float *w)
 {
-    if (top == INFINITY) {
-        for (int32_t i = 0; i < n; i++)
-            w[i] = l[i] == top ? 1.0f : 0.0f;
-        return;
-    }
-    memcpy(w, l, sizeof(float) * (size_t)n);
-    s->k.exp_shifted(w, top, n);
+    for (int32_t i = 0; i < n; i++)
+        w[i] = (l[i] - top) / temperature;
+    s->k.exp_shifted(w, 0, n);
 }
 
 /* Ids of positive weight, largest logit first, ties to the lowest id: radix sort by the logit's bits made to order as
@@ -141,30 +135,28 @@ static void sample_row(const struct nib_stream *s, const struct nib_sample_args 
     const struct nib_sample_row *row = &a->row[r];
     const float                 *logits = (const float *)nib_cpu_row(&a->logits, r);
     int32_t                      n = a->logits.cols, token;
-    float                        top, *l = th->logits, *w = th->weight;
+    float                       *l = th->logits, *w = th->weight;
     a->token[r] = -1;
     a->logprob[r] = NAN;
-    if (!row_is_usable(logits, n, &top))
+    if (!has_distribution(logits, n))
         return;
 
-    weights_of(s, logits, n, top, w);
+    float  top = logits[argmax(logits, n)];
     double mass = 0;
+    weights_of(s, logits, n, top, 1, w);
     for (int32_t i = 0; i < n; i++)
         mass += (double)w[i];
 
     memcpy(l, logits, sizeof(float) * (size_t)n);
     penalise(a, row, l);
-    if (row->temperature < 1e-5f) {
-        token = argmax(l, n);
-    } else {
-        for (int32_t i = 0; i < n; i++)
-            l[i] /= row->temperature;
-        weights_of(s, l, n, l[argmax(l, n)], w);
+    token = argmax(l, n);
+    if (row->temperature >= 1e-5f) {
+        weights_of(s, l, n, l[token], row->temperature, w);
         filter(row, l, w, n, th->sort);
         token = draw(w, n, row->uniform);
     }
     a->token[r] = token;
-    a->logprob[r] = top == INFINITY ? (float)-log(mass) : (float)((double)(logits[token] - top) - log(mass));
+    a->logprob[r] = (float)((double)logits[token] - (double)top - log(mass));
 }
 
 enum nib_status nib_cpu_sample(struct nib_stream *s, const struct nib_sample_args *a)
