@@ -102,10 +102,10 @@ static enum nib_status copy_entry(struct relay *r, const struct nib_tensor_entry
     return NIB_OK;
 }
 
-static enum nib_status write_bf16(struct relay *r, const struct relay_linear *w, const char *base)
+static enum nib_status write_bf16(struct relay *r, const struct relay_linear *w)
 {
-    char name[512], renamed[512];
-    (void)snprintf(name, sizeof name, "%s.weight", base);
+    const char *name = w->weight->name;
+    char renamed[512];
     NIB_TRY(output_name(r, name, renamed, sizeof renamed));
     double *x = relay_decode(w, r->err);
     if (!x)
@@ -151,7 +151,7 @@ static enum nib_status convert(struct relay *r, const char *base)
     if ((form == NVFP4 || form == FP8) && w.format != RELAY_MXFP4)
         return nib_error_set(r->err, NIB_E_FORMAT, "'%s' is not MXFP4: no exact conversion is known", base);
     switch (form) {
-    case BF16: return write_bf16(r, &w, base);
+    case BF16: return write_bf16(r, &w);
     case NVFP4: return write_nvfp4(r, &w, base);
     case FP8: return relay_mxfp4_to_fp8(&w, base, &r->out, r->err);
     case KEEP: break;
