@@ -37,17 +37,17 @@ static enum nib_status check_options(struct nib_chat_options *o, struct nib_erro
     return NIB_OK;
 }
 
-static enum nib_status parse(const char *text, const char *what, struct nib_arena *arena, struct nib_json **out,
+static enum nib_status parse(const char *text, const char *what, struct nib_arena *arena, struct nib_tree **out,
                              struct nib_error *err)
 {
-    return nib_json_parse(text, strlen(text), what, arena, out, err);
+    return nib_tree_parse(text, strlen(text), what, arena, out, err);
 }
 
 /* Messages as the caller means them, with the tools attached, before merging. */
 static enum nib_status read_messages(const struct nib_chat_options *o, const char *messages, const char *tools,
                                      struct nib_arena *arena, struct nib_chat_list *out, struct nib_error *err)
 {
-    struct nib_json *array, *tool_array;
+    struct nib_tree *array, *tool_array;
     NIB_TRY(parse(messages, "messages", arena, &array, err));
     NIB_TRY(nib_chat_read(array, "messages", arena, out, err));
     if (o->add_generation_prompt) {
@@ -67,7 +67,7 @@ static enum nib_status read_messages(const struct nib_chat_options *o, const cha
 static enum nib_status read_context(const struct nib_chat_options *o, const char *context, struct nib_arena *arena,
                                     struct nib_chat_list *out, struct nib_error *err)
 {
-    struct nib_json *array;
+    struct nib_tree *array;
     *out = (struct nib_chat_list){0};
     if (!context)
         return NIB_OK;

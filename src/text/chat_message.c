@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_zero(const struct nib_json *number)
+static bool is_zero(const struct nib_tree *number)
 {
     for (size_t i = 0; i < number->n; i++) {
         char c = number->as.text[i];
@@ -16,33 +16,33 @@ static bool is_zero(const struct nib_json *number)
     return true;
 }
 
-bool nib_chat_is_true(const struct nib_json *v)
+bool nib_chat_is_true(const struct nib_tree *v)
 {
     if (!v)
         return false;
     switch (v->type) {
-    case NIB_JSON_NULL:
-    case NIB_JSON_FALSE: return false;
-    case NIB_JSON_TRUE: return true;
-    case NIB_JSON_NUMBER: return !is_zero(v);
-    case NIB_JSON_STRING:
-    case NIB_JSON_ARRAY:
-    case NIB_JSON_OBJECT: return v->n > 0;
+    case NIB_TREE_NULL:
+    case NIB_TREE_FALSE: return false;
+    case NIB_TREE_TRUE: return true;
+    case NIB_TREE_NUMBER: return !is_zero(v);
+    case NIB_TREE_STRING:
+    case NIB_TREE_ARRAY:
+    case NIB_TREE_OBJECT: return v->n > 0;
     }
     return false;
 }
 
-enum nib_status nib_chat_bad_value(const struct nib_chat_message *m, const char *key, const struct nib_json *found,
+enum nib_status nib_chat_bad_value(const struct nib_chat_message *m, const char *key, const struct nib_tree *found,
                                    const char *wanted, struct nib_error *err)
 {
-    if (found && found->type == NIB_JSON_STRING)
+    if (found && found->type == NIB_TREE_STRING)
         return nib_error_set(err, NIB_E_ARGUMENT, "%s[%zu].%s: found \"%.*s\"%s, wanted %s", m->list, m->index, key,
                              found->n < 64 ? (int)found->n : 64, found->as.text, found->n > 64 ? "..." : "", wanted);
     return nib_error_set(err, NIB_E_ARGUMENT, "%s[%zu].%s: found %s, wanted %s", m->list, m->index, key,
-                         nib_json_type_name(found), wanted);
+                         nib_tree_type_name(found), wanted);
 }
 
-static enum nib_chat_role role_of(const struct nib_json *v)
+static enum nib_chat_role role_of(const struct nib_tree *v)
 {
     static const struct {
         const char        *name;
@@ -53,43 +53,43 @@ static enum nib_chat_role role_of(const struct nib_json *v)
         {"function", NIB_CHAT_FUNCTION},
     };
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
-        if (nib_json_is_text(v, roles[i].name))
+        if (nib_tree_is_text(v, roles[i].name))
             return roles[i].role;
     return NIB_CHAT_OTHER_ROLE;
 }
 
-static void read_message(const struct nib_json *v, struct nib_chat_message *m)
+static void read_message(const struct nib_tree *v, struct nib_chat_message *m)
 {
-    m->role_text = nib_json_get(v, "role");
+    m->role_text = nib_tree_get(v, "role");
     m->role = role_of(m->role_text);
-    m->content = nib_json_get(v, "content");
-    m->reasoning = nib_json_get(v, "reasoning_content");
-    m->tool_calls = nib_json_get(v, "tool_calls");
-    m->call_id = nib_json_get(v, "tool_call_id");
-    m->tools = nib_json_get(v, "tools");
-    m->response_format = nib_json_get(v, "response_format");
-    m->task = nib_json_get(v, "task");
-    if (m->task && m->task->type == NIB_JSON_NULL)
+    m->content = nib_tree_get(v, "content");
+    m->reasoning = nib_tree_get(v, "reasoning_content");
+    m->tool_calls = nib_tree_get(v, "tool_calls");
+    m->call_id = nib_tree_get(v, "tool_call_id");
+    m->tools = nib_tree_get(v, "tools");
+    m->response_format = nib_tree_get(v, "response_format");
+    m->task = nib_tree_get(v, "task");
+    if (m->task && m->task->type == NIB_TREE_NULL)
         m->task = NULL;
-    m->without_eos = nib_chat_is_true(nib_json_get(v, "wo_eos"));
-    m->prefix = nib_chat_is_true(nib_json_get(v, "prefix"));
-    m->reasoning_alias = nib_json_get(v, "reasoning");
+    m->without_eos = nib_chat_is_true(nib_tree_get(v, "wo_eos"));
+    m->prefix = nib_chat_is_true(nib_tree_get(v, "prefix"));
+    m->reasoning_alias = nib_tree_get(v, "reasoning");
 }
 
-enum nib_status nib_chat_read(const struct nib_json *array, const char *list, struct nib_arena *arena,
+enum nib_status nib_chat_read(const struct nib_tree *array, const char *list, struct nib_arena *arena,
                               struct nib_chat_list *out, struct nib_error *err)
 {
-    if (array->type != NIB_JSON_ARRAY)
+    if (array->type != NIB_TREE_ARRAY)
         return nib_error_set(err, NIB_E_ARGUMENT, "%s: found %s, wanted an array of messages", list,
-                             nib_json_type_name(array));
+                             nib_tree_type_name(array));
     struct nib_chat_message *all = nib_arena_array(arena, array->n + 1, sizeof *all);
     if (!all)
         return NIB_E_MEMORY;
     *out = (struct nib_chat_list){.message = all + 1, .n = array->n};
     for (size_t i = 0; i < array->n; i++) {
-        if (array->as.item[i].type != NIB_JSON_OBJECT)
+        if (array->as.item[i].type != NIB_TREE_OBJECT)
             return nib_error_set(err, NIB_E_ARGUMENT, "%s[%zu]: found %s, wanted a message object", list, i,
-                                 nib_json_type_name(&array->as.item[i]));
+                                 nib_tree_type_name(&array->as.item[i]));
         out->message[i].list = list;
         out->message[i].index = i;
         read_message(&array->as.item[i], &out->message[i]);
@@ -97,13 +97,13 @@ enum nib_status nib_chat_read(const struct nib_json *array, const char *list, st
     return NIB_OK;
 }
 
-enum nib_status nib_chat_attach_tools(struct nib_chat_list *list, const struct nib_json *tools, struct nib_error *err)
+enum nib_status nib_chat_attach_tools(struct nib_chat_list *list, const struct nib_tree *tools, struct nib_error *err)
 {
-    if (tools->type == NIB_JSON_NULL)
+    if (tools->type == NIB_TREE_NULL)
         return NIB_OK;
-    if (tools->type != NIB_JSON_ARRAY)
+    if (tools->type != NIB_TREE_ARRAY)
         return nib_error_set(err, NIB_E_ARGUMENT, "tools: found %s, wanted an array of tools",
-                             nib_json_type_name(tools));
+                             nib_tree_type_name(tools));
     if (!tools->n)
         return NIB_OK;
     bool leads = list->n && (list->message->role == NIB_CHAT_SYSTEM || list->message->role == NIB_CHAT_DEVELOPER);
@@ -161,7 +161,7 @@ enum nib_status nib_chat_join(const struct nib_chat_list *a, const struct nib_ch
 
 /* A call's id and its place in the message; or a result, its call's place, and its own place in the turn. */
 struct ranked {
-    const struct nib_json *id;
+    const struct nib_tree *id;
     struct nib_chat_block  block;
     size_t                 rank, place;
 };
@@ -189,13 +189,13 @@ static int compare_results(const void *a, const void *b)
     return (x->place > y->place) - (x->place < y->place);
 }
 
-static bool is_id(const struct nib_json *v)
+static bool is_id(const struct nib_tree *v)
 {
-    return v && v->type == NIB_JSON_STRING && v->n > 0;
+    return v && v->type == NIB_TREE_STRING && v->n > 0;
 }
 
 /* The calls of an assistant message that have an id, sorted by it; of two with the same id the later one. */
-static enum nib_status rank_calls(const struct nib_json *calls, struct nib_arena *arena, struct ranked **out,
+static enum nib_status rank_calls(const struct nib_tree *calls, struct nib_arena *arena, struct ranked **out,
                                   size_t *n_out)
 {
     struct ranked *call = nib_arena_array(arena, calls->n, sizeof *call);
@@ -203,9 +203,9 @@ static enum nib_status rank_calls(const struct nib_json *calls, struct nib_arena
     if (!call)
         return NIB_E_MEMORY;
     for (size_t i = 0; i < calls->n; i++) {
-        const struct nib_json *id = nib_json_get(&calls->as.item[i], "id");
+        const struct nib_tree *id = nib_tree_get(&calls->as.item[i], "id");
         if (!nib_chat_is_true(id))
-            id = nib_json_get(nib_json_get(&calls->as.item[i], "function"), "id");
+            id = nib_tree_get(nib_tree_get(&calls->as.item[i], "function"), "id");
         if (is_id(id))
             call[n++] = (struct ranked){.id = id, .rank = i};
     }
@@ -254,7 +254,7 @@ enum nib_status nib_chat_sort_results(struct nib_chat_list *list, struct nib_are
     size_t n_calls = 0;
     for (size_t i = 0; i < list->n; i++) {
         struct nib_chat_message *m = &list->message[i];
-        if (m->role == NIB_CHAT_ASSISTANT && m->tool_calls && m->tool_calls->type == NIB_JSON_ARRAY && m->tool_calls->n)
+        if (m->role == NIB_CHAT_ASSISTANT && m->tool_calls && m->tool_calls->type == NIB_TREE_ARRAY && m->tool_calls->n)
             NIB_TRY(rank_calls(m->tool_calls, arena, &call, &n_calls));
         else if (m->role == NIB_CHAT_USER)
             NIB_TRY(sort_turn(m, call, n_calls, arena));

@@ -15,8 +15,8 @@ enum nib_chat_role {
 /* A piece of a user turn: what a user said, or what a tool answered. */
 struct nib_chat_block {
     bool                   is_result;
-    const struct nib_json *content;
-    const struct nib_json *call_id; /* of a result; NULL if absent */
+    const struct nib_tree *content;
+    const struct nib_tree *call_id; /* of a result; NULL if absent */
     size_t                 index;   /* of the message it came from */
 };
 
@@ -25,8 +25,8 @@ struct nib_chat_message {
     enum nib_chat_role     role;
     const char            *list;  /* "messages" or "context", and */
     size_t                 index; /* the place there, for errors */
-    const struct nib_json *role_text, *content, *reasoning, *tool_calls, *call_id, *tools, *response_format, *task;
-    const struct nib_json *reasoning_alias; /* "reasoning": some clients' name for reasoning_content */
+    const struct nib_tree *role_text, *content, *reasoning, *tool_calls, *call_id, *tools, *response_format, *task;
+    const struct nib_tree *reasoning_alias; /* "reasoning": some clients' name for reasoning_content */
     bool                   without_eos, prefix;
     struct nib_chat_block *block; /* [n_blocks] of a user message after merging */
     size_t                 n_blocks;
@@ -38,15 +38,15 @@ struct nib_chat_list {
 };
 
 /* Whether Python would take the value as true; NULL is false. */
-bool nib_chat_is_true(const struct nib_json *v);
+bool nib_chat_is_true(const struct nib_tree *v);
 
 /* "messages[3].content: found a number, wanted ..." */
-enum nib_status nib_chat_bad_value(const struct nib_chat_message *m, const char *key, const struct nib_json *found,
+enum nib_status nib_chat_bad_value(const struct nib_chat_message *m, const char *key, const struct nib_tree *found,
                                    const char *wanted, struct nib_error *err);
 
 /* An array of message objects to a list, which lives in the arena with one message to spare in front (for
  * nib_chat_attach_tools). */
-enum nib_status nib_chat_read(const struct nib_json *array, const char *list, struct nib_arena *arena,
+enum nib_status nib_chat_read(const struct nib_tree *array, const char *list, struct nib_arena *arena,
                               struct nib_chat_list *out, struct nib_error *err);
 
 /* What the caller means rather than what the reference would crash on or print: see chat_normalise.c. Changes the
@@ -55,7 +55,7 @@ enum nib_status nib_chat_normalise(struct nib_chat_list *list, struct nib_arena 
 
 /* Request-level tools go to the first message if that is a system or developer message, else to an empty system message
  * put in front. */
-enum nib_status nib_chat_attach_tools(struct nib_chat_list *list, const struct nib_json *tools, struct nib_error *err);
+enum nib_status nib_chat_attach_tools(struct nib_chat_list *list, const struct nib_tree *tools, struct nib_error *err);
 
 /* Users and tools in a row become one user turn of blocks. In place. */
 enum nib_status nib_chat_merge(struct nib_chat_list *list, struct nib_arena *arena);

@@ -63,15 +63,15 @@ static enum nib_status config_has_draft_keys(const char *dir, bool *out, struct 
 {
     char *text;
     size_t n;
-    struct nib_json *config = NULL;
+    struct nib_tree *config = NULL;
     struct nib_arena arena;
     *out = false;
     NIB_TRY(read_optional(dir, "config.json", ENCODER_BYTES_MAX, &text, &n, err));
     if (!text)
         return NIB_OK;
     nib_arena_init(&arena);
-    enum nib_status status = nib_json_parse(text, n, "config.json", &arena, &config, err);
-    for (size_t i = 0; status == NIB_OK && config->type == NIB_JSON_OBJECT && i < config->n; i++)
+    enum nib_status status = nib_tree_parse(text, n, "config.json", &arena, &config, err);
+    for (size_t i = 0; status == NIB_OK && config->type == NIB_TREE_OBJECT && i < config->n; i++)
         *out = *out || (config->as.member[i].n_key > 7 && !memcmp(config->as.member[i].key, "dspark_", 7));
     nib_arena_deinit(&arena);
     free(text);

@@ -57,20 +57,20 @@ static enum nib_status put_content(struct nib_prompt *out, const char *bytes, si
     return mark_content(out, start);
 }
 
-static enum nib_status put_json(struct scene *s, const struct nib_json *v, const char *what)
+static enum nib_status put_json(struct scene *s, const struct nib_tree *v, const char *what)
 {
     size_t start = s->out->text.n;
-    NIB_TRY(nib_json_write(v, what, &s->out->text, s->err));
+    NIB_TRY(nib_tree_write(v, what, &s->out->text, s->err));
     return mark_content(s->out, start);
 }
 
 /* A string, or nothing in place of null, nothing, or another empty value. */
 static enum nib_status put_optional(struct scene *s, const struct nib_chat_message *m, const char *key,
-                                    const struct nib_json *v)
+                                    const struct nib_tree *v)
 {
     if (!nib_chat_is_true(v))
         return NIB_OK;
-    if (v->type != NIB_JSON_STRING)
+    if (v->type != NIB_TREE_STRING)
         return nib_chat_bad_value(m, key, v, "a string", s->err);
     return put_content(s->out, v->as.text, v->n);
 }
@@ -79,16 +79,16 @@ static enum nib_status put_tools(struct scene *s, const struct nib_chat_message 
 {
     if (!nib_chat_is_true(m->tools))
         return NIB_OK;
-    if (m->tools->type != NIB_JSON_ARRAY)
+    if (m->tools->type != NIB_TREE_ARRAY)
         return nib_chat_bad_value(m, "tools", m->tools, "an array of tools", s->err);
     NIB_TRY(nib_chat_put(s->out, "\n\n"));
     NIB_TRY(nib_chat_put(s->out, nib_chat_tools_before));
     for (size_t i = 0; i < m->tools->n; i++) {
-        const struct nib_json *function = nib_json_get(&m->tools->as.item[i], "function");
+        const struct nib_tree *function = nib_tree_get(&m->tools->as.item[i], "function");
         if (!function)
             return nib_error_set(s->err, NIB_E_ARGUMENT, "tools[%zu]: found %s without \"function\", wanted "
                                  "{\"type\": \"function\", \"function\": {...}}", i,
-                                 nib_json_type_name(&m->tools->as.item[i]));
+                                 nib_tree_type_name(&m->tools->as.item[i]));
         NIB_TRY(nib_chat_put(s->out, i ? "\n" : ""));
         NIB_TRY(put_json(s, function, "tools"));
     }
@@ -106,23 +106,23 @@ static enum nib_status put_tools_and_format(struct scene *s, const struct nib_ch
 }
 
 /* A tool's answer given as a list: its texts, and the names of other parts in their place. */
-static enum nib_status put_result_parts(struct scene *s, const struct nib_chat_message *m, const struct nib_json *parts)
+static enum nib_status put_result_parts(struct scene *s, const struct nib_chat_message *m, const struct nib_tree *parts)
 {
     for (size_t i = 0; i < parts->n; i++) {
-        const struct nib_json *part = &parts->as.item[i];
-        const struct nib_json *type = nib_json_get(part, "type"), *words = nib_json_get(part, "text");
+        const struct nib_tree *part = &parts->as.item[i];
+        const struct nib_tree *type = nib_tree_get(part, "type"), *words = nib_tree_get(part, "text");
         NIB_TRY(nib_chat_put(s->out, i ? "\n\n" : ""));
-        if (part->type != NIB_JSON_OBJECT)
+        if (part->type != NIB_TREE_OBJECT)
             return nib_chat_bad_value(m, "content[]", part, "a part with a type", s->err);
-        if (nib_json_is_text(type, "text")) {
-            if (words && words->type != NIB_JSON_STRING)
+        if (nib_tree_is_text(type, "text")) {
+            if (words && words->type != NIB_TREE_STRING)
                 return nib_chat_bad_value(m, "content[].text", words, "a string", s->err);
             NIB_TRY(put_content(s->out, words ? words->as.text : "", words ? words->n : 0));
             continue;
         }
-        if (type && type->type != NIB_JSON_STRING && type->type != NIB_JSON_NULL)
+        if (type && type->type != NIB_TREE_STRING && type->type != NIB_TREE_NULL)
             return nib_chat_bad_value(m, "content[].type", type, "a string", s->err);
-        bool named = type && type->type == NIB_JSON_STRING;
+        bool named = type && type->type == NIB_TREE_STRING;
         NIB_TRY(nib_chat_put(s->out, "[Unsupported "));
         NIB_TRY(named ? put_content(s->out, type->as.text, type->n) : nib_chat_put(s->out, "None"));
         NIB_TRY(nib_chat_put(s->out, "]"));
@@ -130,14 +130,14 @@ static enum nib_status put_result_parts(struct scene *s, const struct nib_chat_m
     return NIB_OK;
 }
 
-static enum nib_status put_result(struct scene *s, const struct nib_chat_message *m, const struct nib_json *v)
+static enum nib_status put_result(struct scene *s, const struct nib_chat_message *m, const struct nib_tree *v)
 {
     NIB_TRY(nib_chat_put(s->out, "<tool_result>"));
-    if (v && v->type == NIB_JSON_STRING)
+    if (v && v->type == NIB_TREE_STRING)
         NIB_TRY(put_content(s->out, v->as.text, v->n));
-    else if (v && v->type == NIB_JSON_ARRAY)
+    else if (v && v->type == NIB_TREE_ARRAY)
         NIB_TRY(put_result_parts(s, m, v));
-    else if (v && v->type == NIB_JSON_NULL)
+    else if (v && v->type == NIB_TREE_NULL)
         NIB_TRY(nib_chat_put(s->out, "None")); /* the reference's spelling of null */
     else if (v)
         return nib_chat_bad_value(m, "content", v, "a string or a list of parts", s->err);
@@ -148,24 +148,24 @@ static enum nib_status put_user(struct scene *s, const struct nib_chat_message *
 {
     NIB_TRY(nib_chat_put(s->out, NIB_MARK_USER));
     for (size_t i = 0; i < m->n_blocks; i++) {
-        const struct nib_json *v = m->block[i].content;
+        const struct nib_tree *v = m->block[i].content;
         const struct nib_chat_message origin = {.list = m->list, .index = m->block[i].index};
         NIB_TRY(nib_chat_put(s->out, i ? "\n\n" : ""));
         if (m->block[i].is_result) {
             NIB_TRY(put_result(s, &origin, v));
             continue;
         }
-        if (v && v->type != NIB_JSON_STRING)
+        if (v && v->type != NIB_TREE_STRING)
             return nib_chat_bad_value(&origin, "content", v, "a string", s->err);
         NIB_TRY(put_content(s->out, v ? v->as.text : "", v ? v->n : 0));
     }
     return NIB_OK;
 }
 
-static enum nib_status put_parameter(struct scene *s, const char *key, size_t n_key, const struct nib_json *v,
+static enum nib_status put_parameter(struct scene *s, const char *key, size_t n_key, const struct nib_tree *v,
                                      const char *what)
 {
-    bool is_string = v->type == NIB_JSON_STRING;
+    bool is_string = v->type == NIB_TREE_STRING;
     NIB_TRY(nib_chat_put(s->out, "<" NIB_MARK_DSML "parameter name=\""));
     NIB_TRY(put_content(s->out, key, n_key));
     NIB_TRY(nib_chat_put(s->out, is_string ? "\" string=\"true\">" : "\" string=\"false\">"));
@@ -173,21 +173,21 @@ static enum nib_status put_parameter(struct scene *s, const char *key, size_t n_
     return nib_chat_put(s->out, "</" NIB_MARK_DSML "parameter>");
 }
 
-static enum nib_status put_arguments(struct scene *s, const struct nib_json *v, const char *what)
+static enum nib_status put_arguments(struct scene *s, const struct nib_tree *v, const char *what)
 {
     static const char whole[] = "arguments"; /* the parameter that stands for arguments without names */
-    struct nib_json *parsed = NULL;
-    if (v->type != NIB_JSON_STRING)
+    struct nib_tree *parsed = NULL;
+    if (v->type != NIB_TREE_STRING)
         return put_parameter(s, whole, sizeof whole - 1, v, what);
-    enum nib_status status = nib_json_parse(v->as.text, v->n, what, s->arena, &parsed, s->err);
+    enum nib_status status = nib_tree_parse(v->as.text, v->n, what, s->arena, &parsed, s->err);
     if (status == NIB_E_FORMAT)
         return put_parameter(s, whole, sizeof whole - 1, v, what);
     NIB_TRY(status);
-    if (parsed->type != NIB_JSON_OBJECT)
+    if (parsed->type != NIB_TREE_OBJECT)
         return nib_error_set(s->err, NIB_E_ARGUMENT, "%s: found JSON text of %s, wanted that of an object", what,
-                             nib_json_type_name(parsed));
+                             nib_tree_type_name(parsed));
     for (size_t i = 0; i < parsed->n; i++) {
-        const struct nib_json_member *p = &parsed->as.member[i];
+        const struct nib_tree_member *p = &parsed->as.member[i];
         NIB_TRY(nib_chat_put(s->out, i ? "\n" : ""));
         NIB_TRY(put_parameter(s, p->key, p->n_key, &p->value, what));
     }
@@ -198,17 +198,17 @@ static enum nib_status put_calls(struct scene *s, const struct nib_chat_message 
 {
     if (!nib_chat_is_true(m->tool_calls))
         return NIB_OK;
-    if (m->tool_calls->type != NIB_JSON_ARRAY)
+    if (m->tool_calls->type != NIB_TREE_ARRAY)
         return nib_chat_bad_value(m, "tool_calls", m->tool_calls, "an array of calls", s->err);
     NIB_TRY(nib_chat_put(s->out, "\n\n<" NIB_MARK_DSML "tool_calls>\n"));
     for (size_t i = 0; i < m->tool_calls->n; i++) {
-        const struct nib_json *function = nib_json_get(&m->tool_calls->as.item[i], "function");
-        const struct nib_json *name = nib_json_get(function, "name"), *arguments = nib_json_get(function, "arguments");
+        const struct nib_tree *function = nib_tree_get(&m->tool_calls->as.item[i], "function");
+        const struct nib_tree *name = nib_tree_get(function, "name"), *arguments = nib_tree_get(function, "arguments");
         const char *what = nib_arena_printf(s->arena, "%s[%zu].tool_calls[%zu].function.arguments", m->list, m->index,
                                             i);
         if (!what)
             return NIB_E_MEMORY;
-        if (!name || name->type != NIB_JSON_STRING)
+        if (!name || name->type != NIB_TREE_STRING)
             return nib_chat_bad_value(m, "tool_calls[].function.name", name, "a string", s->err);
         if (!arguments)
             return nib_error_set(s->err, NIB_E_ARGUMENT, "%s: found nothing, wanted a string", what);
@@ -237,9 +237,9 @@ static enum nib_status put_assistant(struct scene *s, size_t i)
 static enum nib_status put_reminder(struct scene *s, const struct nib_chat_message *m)
 {
     NIB_TRY(nib_chat_put(s->out, NIB_MARK_REMINDER));
-    if (!m->content || m->content->type == NIB_JSON_NULL)
+    if (!m->content || m->content->type == NIB_TREE_NULL)
         return nib_chat_put(s->out, "None");
-    if (m->content->type != NIB_JSON_STRING)
+    if (m->content->type != NIB_TREE_STRING)
         return nib_chat_bad_value(m, "content", m->content, "a string", s->err);
     return put_content(s->out, m->content->as.text, m->content->n);
 }
@@ -275,9 +275,9 @@ static const char *think_marker(bool thinks)
 static enum nib_status put_task(struct scene *s, const struct nib_chat_message *m)
 {
     for (size_t k = 0; k < NIB_CHAT_N_TASKS; k++) {
-        if (!nib_json_is_text(m->task, nib_chat_tasks[k].name))
+        if (!nib_tree_is_text(m->task, nib_chat_tasks[k].name))
             continue;
-        if (nib_json_is_text(m->task, "action")) {
+        if (nib_tree_is_text(m->task, "action")) {
             NIB_TRY(nib_chat_put(s->out, NIB_MARK_ASSISTANT));
             NIB_TRY(nib_chat_put(s->out, think_marker(s->o->thinking)));
         }

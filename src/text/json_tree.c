@@ -17,13 +17,13 @@ struct parser {
     size_t                  n_values;
     struct nib_arena       *arena;
     struct nib_error       *err;
-    struct nib_json_member *stack; /* finished values of the containers that are still open */
+    struct nib_tree_member *stack; /* finished values of the containers that are still open */
     size_t                  n_stack, n_stack_max;
-    struct nib_json_member **order; /* scratch of close_object */
+    struct nib_tree_member **order; /* scratch of close_object */
     size_t                  n_order_max;
 };
 
-static enum nib_status parse_value(struct parser *p, int depth, struct nib_json *out);
+static enum nib_status parse_value(struct parser *p, int depth, struct nib_tree *out);
 
 static enum nib_status fail_at(struct parser *p, size_t at, const char *wanted)
 {
@@ -154,7 +154,7 @@ static enum nib_status skip_digits(struct parser *p)
     return p->at > from ? NIB_OK : fail_at(p, p->at, "a digit");
 }
 
-static enum nib_status parse_number(struct parser *p, struct nib_json *out)
+static enum nib_status parse_number(struct parser *p, struct nib_tree *out)
 {
     size_t from = p->at;
     if (next_is(p, '-'))
@@ -173,24 +173,24 @@ static enum nib_status parse_number(struct parser *p, struct nib_json *out)
             p->at++;
         NIB_TRY(skip_digits(p));
     }
-    *out = (struct nib_json){.type = NIB_JSON_NUMBER, .n = p->at - from, .as.text = p->text + from};
+    *out = (struct nib_tree){.type = NIB_TREE_NUMBER, .n = p->at - from, .as.text = p->text + from};
     return NIB_OK;
 }
 
-static enum nib_status parse_word(struct parser *p, const char *word, enum nib_json_type type, struct nib_json *out)
+static enum nib_status parse_word(struct parser *p, const char *word, enum nib_tree_type type, struct nib_tree *out)
 {
     for (size_t i = 0; word[i]; i++, p->at++)
         if (!next_is(p, word[i]))
             return fail_at(p, p->at, word);
-    *out = (struct nib_json){.type = type};
+    *out = (struct nib_tree){.type = type};
     return NIB_OK;
 }
 
-static enum nib_status push(struct parser *p, const struct nib_json_member *m)
+static enum nib_status push(struct parser *p, const struct nib_tree_member *m)
 {
     if (p->n_stack == p->n_stack_max) {
         size_t n_max = p->n_stack_max ? 2 * p->n_stack_max : 64;
-        struct nib_json_member *grown = realloc(p->stack, n_max * sizeof *grown);
+        struct nib_tree_member *grown = realloc(p->stack, n_max * sizeof *grown);
         if (!grown)
             return fail_memory(p);
         p->stack = grown;
@@ -203,15 +203,15 @@ static enum nib_status push(struct parser *p, const struct nib_json_member *m)
 /* By key, then by place in the text, which is the order in memory. */
 static int compare_members(const void *a, const void *b)
 {
-    const struct nib_json_member *x = *(struct nib_json_member *const *)a;
-    const struct nib_json_member *y = *(struct nib_json_member *const *)b;
+    const struct nib_tree_member *x = *(struct nib_tree_member *const *)a;
+    const struct nib_tree_member *y = *(struct nib_tree_member *const *)b;
     if (x->n_key != y->n_key)
         return x->n_key < y->n_key ? -1 : 1;
     int c = x->n_key ? memcmp(x->key, y->key, x->n_key) : 0;
     return c ? c : (x > y) - (x < y);
 }
 
-static bool same_key(const struct nib_json_member *x, const struct nib_json_member *y)
+static bool same_key(const struct nib_tree_member *x, const struct nib_tree_member *y)
 {
     return x->n_key == y->n_key && (!x->n_key || !memcmp(x->key, y->key, x->n_key));
 }
@@ -224,7 +224,7 @@ static enum nib_status merge_duplicates(struct parser *p, size_t base)
     if (n < 2)
         return NIB_OK;
     if (n > p->n_order_max) {
-        struct nib_json_member **grown = realloc(p->order, n * sizeof *grown);
+        struct nib_tree_member **grown = realloc(p->order, n * sizeof *grown);
         if (!grown)
             return fail_memory(p);
         p->order = grown;
@@ -234,7 +234,7 @@ static enum nib_status merge_duplicates(struct parser *p, size_t base)
         p->order[i] = &p->stack[base + i];
     qsort(p->order, n, sizeof *p->order, compare_members);
     for (size_t i = 0; i < n;) {
-        struct nib_json_member *first = p->order[i];
+        struct nib_tree_member *first = p->order[i];
         for (i++; i < n && same_key(p->order[i], first); i++) {
             first->value = p->order[i]->value;
             p->order[i]->key = NULL;
@@ -249,16 +249,16 @@ static enum nib_status merge_duplicates(struct parser *p, size_t base)
 }
 
 /* Move the values from `base` on off the stack into the arena. */
-static enum nib_status close_container(struct parser *p, size_t base, enum nib_json_type type, struct nib_json *out)
+static enum nib_status close_container(struct parser *p, size_t base, enum nib_tree_type type, struct nib_tree *out)
 {
-    if (type == NIB_JSON_OBJECT)
+    if (type == NIB_TREE_OBJECT)
         NIB_TRY(merge_duplicates(p, base));
     size_t n = p->n_stack - base;
-    *out = (struct nib_json){.type = type, .n = n};
+    *out = (struct nib_tree){.type = type, .n = n};
     p->n_stack = base;
     if (!n)
         return NIB_OK;
-    if (type == NIB_JSON_OBJECT) {
+    if (type == NIB_TREE_OBJECT) {
         out->as.member = nib_arena_array(p->arena, n, sizeof *out->as.member);
         if (!out->as.member)
             return fail_memory(p);
@@ -273,24 +273,24 @@ static enum nib_status close_container(struct parser *p, size_t base, enum nib_j
     return NIB_OK;
 }
 
-static enum nib_status parse_container(struct parser *p, int depth, enum nib_json_type type, struct nib_json *out)
+static enum nib_status parse_container(struct parser *p, int depth, enum nib_tree_type type, struct nib_tree *out)
 {
-    char close = type == NIB_JSON_OBJECT ? '}' : ']';
+    char close = type == NIB_TREE_OBJECT ? '}' : ']';
     size_t base = p->n_stack;
-    if (depth >= NIB_JSON_DEPTH_MAX)
+    if (depth >= NIB_TREE_DEPTH_MAX)
         return nib_error_set(p->err, NIB_E_LIMIT, "%s: byte %zu: nested deeper than %d levels", p->what, p->at,
-                             NIB_JSON_DEPTH_MAX);
+                             NIB_TREE_DEPTH_MAX);
     p->at++;
     skip_space(p);
     while (!next_is(p, close)) {
         if (p->n_stack > base) {
             if (!next_is(p, ','))
-                return fail_at(p, p->at, type == NIB_JSON_OBJECT ? "',' or '}'" : "',' or ']'");
+                return fail_at(p, p->at, type == NIB_TREE_OBJECT ? "',' or '}'" : "',' or ']'");
             p->at++;
             skip_space(p);
         }
-        struct nib_json_member m = {.key = ""};
-        if (type == NIB_JSON_OBJECT) {
+        struct nib_tree_member m = {.key = ""};
+        if (type == NIB_TREE_OBJECT) {
             NIB_TRY(parse_string(p, &m.key, &m.n_key));
             skip_space(p);
             if (!next_is(p, ':'))
@@ -306,35 +306,35 @@ static enum nib_status parse_container(struct parser *p, int depth, enum nib_jso
     return close_container(p, base, type, out);
 }
 
-static enum nib_status parse_value(struct parser *p, int depth, struct nib_json *out)
+static enum nib_status parse_value(struct parser *p, int depth, struct nib_tree *out)
 {
-    if (++p->n_values > NIB_JSON_VALUES_MAX)
+    if (++p->n_values > NIB_TREE_VALUES_MAX)
         return nib_error_set(p->err, NIB_E_LIMIT, "%s: byte %zu: more than %zu values", p->what, p->at,
-                             NIB_JSON_VALUES_MAX);
+                             NIB_TREE_VALUES_MAX);
     switch (p->at < p->n ? p->text[p->at] : 0) {
-    case '{': return parse_container(p, depth, NIB_JSON_OBJECT, out);
-    case '[': return parse_container(p, depth, NIB_JSON_ARRAY, out);
+    case '{': return parse_container(p, depth, NIB_TREE_OBJECT, out);
+    case '[': return parse_container(p, depth, NIB_TREE_ARRAY, out);
     case '"':
-        *out = (struct nib_json){.type = NIB_JSON_STRING};
+        *out = (struct nib_tree){.type = NIB_TREE_STRING};
         return parse_string(p, &out->as.text, &out->n);
-    case 'n': return parse_word(p, "null", NIB_JSON_NULL, out);
-    case 'f': return parse_word(p, "false", NIB_JSON_FALSE, out);
-    case 't': return parse_word(p, "true", NIB_JSON_TRUE, out);
+    case 'n': return parse_word(p, "null", NIB_TREE_NULL, out);
+    case 'f': return parse_word(p, "false", NIB_TREE_FALSE, out);
+    case 't': return parse_word(p, "true", NIB_TREE_TRUE, out);
     case '-': case '0': case '1': case '2': case '3': case '4': case '5': case '6': case '7': case '8': case '9':
         return parse_number(p, out);
     default: return fail_at(p, p->at, "a JSON value");
     }
 }
 
-enum nib_status nib_json_parse(const char *text, size_t n, const char *what, struct nib_arena *arena,
-                               struct nib_json **out, struct nib_error *err)
+enum nib_status nib_tree_parse(const char *text, size_t n, const char *what, struct nib_arena *arena,
+                               struct nib_tree **out, struct nib_error *err)
 {
     *out = NULL;
-    if (n > NIB_JSON_BYTES_MAX)
+    if (n > NIB_TREE_BYTES_MAX)
         return nib_error_set(err, NIB_E_LIMIT, "%s: %zu bytes of JSON, at most %zu are taken", what, n,
-                             NIB_JSON_BYTES_MAX);
+                             NIB_TREE_BYTES_MAX);
     struct parser p = {.what = what, .text = text, .n = n, .arena = arena, .err = err};
-    struct nib_json *root = nib_arena_alloc(arena, sizeof *root);
+    struct nib_tree *root = nib_arena_alloc(arena, sizeof *root);
     enum nib_status status;
     if (!root) {
         status = fail_memory(&p);
@@ -354,10 +354,10 @@ enum nib_status nib_json_parse(const char *text, size_t n, const char *what, str
     return status;
 }
 
-struct nib_json *nib_json_get(const struct nib_json *v, const char *key)
+struct nib_tree *nib_tree_get(const struct nib_tree *v, const char *key)
 {
     size_t n = strlen(key);
-    if (!v || v->type != NIB_JSON_OBJECT)
+    if (!v || v->type != NIB_TREE_OBJECT)
         return NULL;
     for (size_t i = 0; i < v->n; i++)
         if (v->as.member[i].n_key == n && !memcmp(v->as.member[i].key, key, n))
@@ -365,13 +365,13 @@ struct nib_json *nib_json_get(const struct nib_json *v, const char *key)
     return NULL;
 }
 
-bool nib_json_is_text(const struct nib_json *v, const char *text)
+bool nib_tree_is_text(const struct nib_tree *v, const char *text)
 {
     size_t n = strlen(text);
-    return v && v->type == NIB_JSON_STRING && v->n == n && !memcmp(v->as.text, text, n);
+    return v && v->type == NIB_TREE_STRING && v->n == n && !memcmp(v->as.text, text, n);
 }
 
-const char *nib_json_type_name(const struct nib_json *v)
+const char *nib_tree_type_name(const struct nib_tree *v)
 {
     static const char *const names[] = {"null", "false", "true", "a number", "a string", "an array", "an object"};
     return v ? names[v->type] : "nothing";

@@ -94,7 +94,7 @@ static enum nib_status write_double(double v, bool negative, struct nib_text *ou
     return nib_text_append(out, text, n);
 }
 
-static enum nib_status write_number(const struct nib_json *v, const char *what, struct nib_text *out,
+static enum nib_status write_number(const struct nib_tree *v, const char *what, struct nib_text *out,
                                     struct nib_error *err)
 {
     const char *s = v->as.text;
@@ -121,23 +121,23 @@ static enum nib_status write_number(const struct nib_json *v, const char *what, 
     return write_double(d == 0 ? 0 : d, s[0] == '-', out);
 }
 
-static enum nib_status write_value(const struct nib_json *v, const char *what, struct nib_text *out,
+static enum nib_status write_value(const struct nib_tree *v, const char *what, struct nib_text *out,
                                    struct nib_error *err)
 {
     switch (v->type) {
-    case NIB_JSON_NULL: return nib_text_append(out, "null", 4);
-    case NIB_JSON_FALSE: return nib_text_append(out, "false", 5);
-    case NIB_JSON_TRUE: return nib_text_append(out, "true", 4);
-    case NIB_JSON_NUMBER: return write_number(v, what, out, err);
-    case NIB_JSON_STRING: return write_string(v->as.text, v->n, out);
-    case NIB_JSON_ARRAY:
+    case NIB_TREE_NULL: return nib_text_append(out, "null", 4);
+    case NIB_TREE_FALSE: return nib_text_append(out, "false", 5);
+    case NIB_TREE_TRUE: return nib_text_append(out, "true", 4);
+    case NIB_TREE_NUMBER: return write_number(v, what, out, err);
+    case NIB_TREE_STRING: return write_string(v->as.text, v->n, out);
+    case NIB_TREE_ARRAY:
         NIB_TRY(nib_text_append(out, "[", 1));
         for (size_t i = 0; i < v->n; i++) {
             NIB_TRY(nib_text_append(out, ", ", i ? 2 : 0));
             NIB_TRY(write_value(&v->as.item[i], what, out, err));
         }
         return nib_text_append(out, "]", 1);
-    case NIB_JSON_OBJECT:
+    case NIB_TREE_OBJECT:
         NIB_TRY(nib_text_append(out, "{", 1));
         for (size_t i = 0; i < v->n; i++) {
             NIB_TRY(nib_text_append(out, ", ", i ? 2 : 0));
@@ -152,7 +152,7 @@ static enum nib_status write_value(const struct nib_json *v, const char *what, s
 
 /* Numbers pass through printf and strtod, which would take the decimal point of whatever locale the host program set.
  * uselocale changes this thread alone. */
-enum nib_status nib_json_write(const struct nib_json *v, const char *what, struct nib_text *out, struct nib_error *err)
+enum nib_status nib_tree_write(const struct nib_tree *v, const char *what, struct nib_text *out, struct nib_error *err)
 {
     locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     if (plain == (locale_t)0)
