@@ -1,7 +1,8 @@
 /* Inside of the reference backend: its stream with scratch, and the loads, stores and dot products that the ops share.
  *
  * ref is the definition of every op: plain loops, sums in double, formats from src/number and no arithmetic in common
- * with other backends. Rows between ops are fp32 or bf16; a value is rounded to fp32 where it would be stored.
+ * with other backends. Rows between ops are fp32 or bf16. Element-wise steps in front of a quantiser are fp32 with a
+ * rounding each (backend.h says why); elsewhere a value is rounded to fp32 where it would be stored.
  * Work is spread over rows, outputs or heads, never over a sum, so threads change no bit. */
 #ifndef NIB_REF_H
 #define NIB_REF_H
@@ -88,12 +89,12 @@ double nib_ref_weight_scale(const struct nib_weight *w, int32_t i);
 double nib_ref_dot(const double *a, const float *b, int64_t n);
 double nib_ref_dot_f32(const float *a, const float *b, int64_t n);
 
-/* y = x * rsqrt(mean(x^2) + eps) * weight, rounded to fp32; y may be x. */
+/* y = (x * r) * weight with r = fp32(1 / sqrt(mean(x^2) + eps)), each product rounded to fp32; y may be x. */
 void nib_ref_rms_norm(const float *x, const float *weight, int32_t n, float eps, float *y);
 
 /* Cosines and sines at position pos (counted from first_pos) into angle [n_rot]. */
 void nib_ref_angles(const struct nib_rope *rope, int32_t pos, float *angle);
-/* Rotate the last n_rot of d channels, or rotate them back. */
+/* Rotate the last n_rot of d channels, or rotate them back; in fp32, as the release does before it quantises. */
 void nib_ref_rotate(float *x, int32_t d, int32_t n_rot, const float *angle, bool inverse);
 
 double nib_ref_sigmoid(double v);

@@ -19,16 +19,16 @@ enum nib_status nib_ref_norm(struct nib_stream *s, const struct nib_norm_args *a
 /* One head: q *= rsqrt(mean(q^2) + eps). With bf16 the square, the mean, the root and the product are rounded. */
 static void head_norm(float *q, int32_t n, float eps, bool bf16)
 {
-    double mean = nib_ref_dot_f32(q, q, n) / n;
+    float mean = (float)(nib_ref_dot_f32(q, q, n) / n);
     if (bf16) {
         double sum = 0;
         for (int32_t i = 0; i < n; i++)
             sum += (double)nib_bf16_round(q[i] * q[i]);
-        mean = (double)nib_bf16_round((float)(sum / n));
+        mean = nib_bf16_round((float)(sum / n));
     }
-    double r = (double)nib_ref_round(1 / sqrt(mean + (double)eps), bf16);
+    float r = nib_ref_round(1 / sqrt((double)(mean + eps)), bf16);
     for (int32_t i = 0; i < n; i++)
-        q[i] = nib_ref_round((double)q[i] * r, bf16);
+        q[i] = nib_ref_round((double)(q[i] * r), bf16);
 }
 
 enum nib_status nib_ref_q_rope(struct nib_stream *s, const struct nib_q_rope_args *a)

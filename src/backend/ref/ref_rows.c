@@ -217,11 +217,10 @@ void nib_ref_rotate(float *x, int32_t d, int32_t n_rot, const float *angle, bool
 {
     for (int32_t i = 0; i < n_rot / 2; i++) {
         float *pair = x + d - n_rot + 2 * i;
-        double c = (double)angle[i];
-        double s = inverse ? -(double)angle[n_rot / 2 + i] : (double)angle[n_rot / 2 + i];
-        double even = (double)pair[0], odd = (double)pair[1];
-        pair[0] = (float)(even * c - odd * s);
-        pair[1] = (float)(even * s + odd * c);
+        float  c = angle[i], s = inverse ? -angle[n_rot / 2 + i] : angle[n_rot / 2 + i];
+        float  even = pair[0], odd = pair[1];
+        pair[0] = even * c - odd * s;
+        pair[1] = even * s + odd * c;
     }
 }
 
