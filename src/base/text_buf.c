@@ -1,5 +1,4 @@
-/* nib_text carries no capacity, so its capacity is a function of its length: the next power of two. Asking realloc for
- * the size that a block already has costs nothing noticeable. */
+/* nib_text carries no capacity: what it surely has is a function of its length, the next power of two. */
 #include "base/text_buf.h"
 
 #include <stdlib.h>
@@ -14,17 +13,26 @@ void nib_text_free(struct nib_text *t)
     }
 }
 
+/* Bytes to allocate for n and a NUL. */
+static size_t capacity(size_t n)
+{
+    size_t cap = 16;
+    while (cap < n + 1)
+        cap *= 2;
+    return cap;
+}
+
 enum nib_status nib_text_reserve(struct nib_text *t, size_t n)
 {
     if (n >= SIZE_MAX / 4 || t->n >= SIZE_MAX / 4)
         return NIB_E_MEMORY;
-    size_t cap = 16;
-    while (cap < t->n + n + 1)
-        cap *= 2;
-    char *data = realloc(t->data, cap);
-    if (!data)
-        return NIB_E_MEMORY;
-    t->data = data;
+    size_t cap = capacity(t->n + n);
+    if (!t->data || cap > capacity(t->n)) {
+        char *data = realloc(t->data, cap);
+        if (!data)
+            return NIB_E_MEMORY;
+        t->data = data;
+    }
     t->data[t->n] = '\0';
     return NIB_OK;
 }

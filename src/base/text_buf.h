@@ -4,9 +4,8 @@
 
 #include "base/status.h"
 
-/* Make room for n more bytes behind t->n (and the NUL), without changing t->n. A zeroed nib_text is a valid start. The
- * size asked of the allocator is always a power of two, so that appending is linear over all. On NIB_E_MEMORY the text
- * is as before. */
+/* Make room for n more bytes behind t->n (and the NUL), without changing t->n. *t must be zeroed or made by these
+ * functions, which allocate powers of two: appending is linear over all. On NIB_E_MEMORY the text is as before. */
 enum nib_status nib_text_reserve(struct nib_text *t, size_t n);
 
 /* Append n bytes, or a string. On NIB_E_MEMORY the text is as before. `bytes` may not point into the text itself. */
