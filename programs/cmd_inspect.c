@@ -1,4 +1,5 @@
 /* nibble inspect: what a checkpoint holds, and whether it would fit, from headers alone. */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +15,7 @@ struct inspect_options {
     bool                      tensors, json;
 };
 
-/* Tensors of one family in one format. Both are short closed lists in nibble.h. */
+/* Tensors of one family in one format. Both are short closed lists in nibble.h, with fewer than 100 pairs. */
 struct format_sum {
     const char *family, *format;
     int64_t     n_tensors;
@@ -22,19 +23,34 @@ struct format_sum {
 };
 #define N_SUMS_MAX 128
 
+/* Where the sum is, or would have to go so that a family stays together. */
+static int place_of(const struct format_sum *sums, int n, const struct nib_tensor_info *t, bool *found)
+{
+    int place = n;
+
+    *found = false;
+    for (int k = 0; k < n && !*found; k++)
+        if (strcmp(sums[k].family, t->family) == 0) {
+            *found = strcmp(sums[k].format, t->format) == 0;
+            place = *found ? k : k + 1;
+        }
+    return place;
+}
+
 static int sum_formats(const struct nib_model *m, struct format_sum *sums)
 {
     struct nib_tensor_info t;
+    bool                   found;
     int                    n = 0;
 
     for (int64_t i = 0; nib_model_get_tensor(m, i, &t); i++) {
-        int k = 0;
-        while (k < n && (strcmp(sums[k].family, t.family) != 0 || strcmp(sums[k].format, t.format) != 0))
-            k++;
-        if (k == N_SUMS_MAX)
-            continue;
-        if (k == n)
-            sums[n++] = (struct format_sum){.family = t.family, .format = t.format};
+        int k = place_of(sums, n, &t, &found);
+        if (!found) {
+            assert(n < N_SUMS_MAX);
+            memmove(&sums[k + 1], &sums[k], (size_t)(n - k) * sizeof *sums);
+            sums[k] = (struct format_sum){.family = t.family, .format = t.format};
+            n++;
+        }
         sums[k].n_tensors++;
         sums[k].bytes += t.bytes;
     }

@@ -139,13 +139,13 @@ static int generate(struct session *s, struct run_options *o, const struct nib_i
     progress_finish(&r.progress);
     bool ended = stream_end(&r.stream);
 
-    if (status != NIB_OK && !interrupted)
-        code = session_fail(status, &err);
+    if (status != NIB_OK)
+        code = interrupted ? CLI_FAILED : session_fail(status, &err);
     else if (!ended)
         code = ferror(stdout) ? CLI_OK : cli_fail_memory(); /* main() reports the output */
     else if (o->json)
         code = print_json(&r.stream, &result);
-    if (code == CLI_OK)
+    if (status == NIB_OK && code == CLI_OK)
         (void)fprintf(stderr, "prefill %d tokens %.1f tok/s, decode %d tokens %.1f tok/s\n", result.n_prompt,
                       prefill_rate(&result), result.n_generated, decode_rate(&result));
     if (interrupted)
