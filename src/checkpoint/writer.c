@@ -166,7 +166,7 @@ static enum nib_status plan_outputs(struct nib_writer *w, uint64_t shard_bytes, 
     w->n_outputs = 1;
     for (int64_t i = 0; i < w->n; i++) {
         struct output *o = &w->output[w->n_outputs - 1];
-        if (shard_bytes > 0 && i > o->first && w->bytes[i] > shard_bytes - (used < shard_bytes ? used : shard_bytes)) {
+        if (shard_bytes > 0 && used > 0 && w->bytes[i] > shard_bytes - (used < shard_bytes ? used : shard_bytes)) {
             o = &w->output[w->n_outputs++];
             o->first = i;
             used = 0;
