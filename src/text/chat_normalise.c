@@ -70,9 +70,11 @@ static enum nib_status normalise_arguments(struct nib_tree *arguments, struct ni
     }
     if (value.type == NIB_TREE_STRING) {
         struct nib_tree *inner;
-        if (begins_like_object(&value) ||
-            nib_tree_parse(value.as.text, value.n, "arguments", arena, &inner, NULL) == NIB_E_FORMAT)
+        if (begins_like_object(&value))
             return NIB_OK;
+        enum nib_status parsed = nib_tree_parse(value.as.text, value.n, "arguments", arena, &inner, NULL);
+        if (parsed == NIB_E_FORMAT || parsed == NIB_E_MEMORY)
+            return parsed == NIB_E_MEMORY ? parsed : NIB_OK;
     }
     if (value.type != NIB_TREE_OBJECT)
         value = (struct nib_tree){.type = NIB_TREE_OBJECT, .n = 1, .as.member = &wrapped};

@@ -1,5 +1,5 @@
-/* The ordered JSON tree: what is read, what is refused and where, and the way back to text. Expected numbers were printed
- * by Python 3.11's json.dumps. */
+/* The ordered JSON tree: what is read, what is refused and where, and the way back to text. Expected numbers were
+ * printed by Python 3.11's json.dumps. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
