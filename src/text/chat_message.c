@@ -32,12 +32,28 @@ bool nib_chat_is_true(const struct nib_tree *v)
     return false;
 }
 
+/* The beginning of a client's text, fit for one line of an error. */
+static void quote(const struct nib_tree *text, char out[68])
+{
+    size_t n = text->n < 60 ? text->n : 60;
+    while (n < text->n && n > 0 && ((unsigned char)text->as.text[n] & 0xC0) == 0x80)
+        n--; /* not in the middle of a character */
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)text->as.text[i];
+        out[i] = c < 0x20 || c == 0x7F ? '?' : (char)c;
+    }
+    memcpy(out + n, n < text->n ? "..." : "", n < text->n ? 4 : 1);
+}
+
 enum nib_status nib_chat_bad_value(const struct nib_chat_message *m, const char *key, const struct nib_tree *found,
                                    const char *wanted, struct nib_error *err)
 {
-    if (found && found->type == NIB_TREE_STRING)
-        return nib_error_set(err, NIB_E_ARGUMENT, "%s[%zu].%s: found \"%.*s\"%s, wanted %s", m->list, m->index, key,
-                             found->n < 64 ? (int)found->n : 64, found->as.text, found->n > 64 ? "..." : "", wanted);
+    if (found && found->type == NIB_TREE_STRING) {
+        char text[68];
+        quote(found, text);
+        return nib_error_set(err, NIB_E_ARGUMENT, "%s[%zu].%s: found \"%s\", wanted %s", m->list, m->index, key, text,
+                             wanted);
+    }
     return nib_error_set(err, NIB_E_ARGUMENT, "%s[%zu].%s: found %s, wanted %s", m->list, m->index, key,
                          nib_tree_type_name(found), wanted);
 }

@@ -302,6 +302,9 @@ static void errors_name_the_place(void **state)
         {"[{\"role\":\"user\",\"content\":\"q\"}]", "[{\"name\":\"f\"}]", "tools[0]"},
         {"[{\"role\":\"user\",\"content\":\"q\"}]", "[", "tools: byte 1"},
         {"[{\"role\":\"user\",\"content\":\"q\",\"task\":\"dance\"}]", NULL, "messages[0].task: found \"dance\""},
+        {"[{\"role\":\"a\\nb\\u0000\\u4f60\"}]", NULL, "found \"a?b?\xe4\xbd\xa0\", wanted"},
+        {"[{\"role\":\"12345678901234567890123456789012345678901234567890123456789\\u4f60\"}]", NULL,
+         "90123456789...\", wanted"},
     };
     for (size_t i = 0; i < LENGTH(cases); i++) {
         struct nib_chat_options o;
