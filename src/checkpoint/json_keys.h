@@ -28,7 +28,7 @@ const json_t *nib_keys_find(struct nib_keys *r, const char *a, const char *b, co
 /* Set the error that says that the key is missing. */
 void nib_keys_missing(struct nib_keys *r, const char *a, const char *b);
 
-/* A number from min to max (both included). If the key is absent, the fallback is stored; these two make that an error. */
+/* A number from min to max, both included. Without the key the fallback is stored; these two make that an error. */
 #define NIB_NEEDED_INT INT32_MIN
 #define NIB_NEEDED_FLOAT NAN
 void nib_keys_int(struct nib_keys *r, const char *a, const char *b, int32_t min, int32_t max, int32_t fallback,

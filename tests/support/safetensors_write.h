@@ -1,5 +1,5 @@
-/* Folders and files for tests of the reader, right or deliberately wrong. A failure of the machine (no room in /tmp) fails
- * the running cmocka test. */
+/* Folders and files for tests of the reader, right or deliberately wrong. A failure of the machine (no room in /tmp)
+ * fails the running cmocka test. */
 #ifndef SAFETENSORS_WRITE_H
 #define SAFETENSORS_WRITE_H
 
