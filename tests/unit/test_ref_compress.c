@@ -162,7 +162,8 @@ static void check_entries(const struct compressor *c, const struct memory *m, in
 static const struct {
     int  ratio;
     bool overlap, hadamard;
-} kinds[] = {{4, true, false}, {4, true, true}, {8, false, false}, {2, true, false}, {128, false, false}, {4, false, true}};
+} kinds[] = {{4, true, false}, {4, true, true},     {8, false, false},
+             {2, true, false}, {128, false, false}, {4, false, true}};
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
 static void equals_the_state_machine(void **state)

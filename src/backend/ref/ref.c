@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 
-enum { ALIGN = 256, TEAM_WORK = 50000 };
+enum { ALIGN = 256, TEAM_WORK = 200000 };
 
 struct nib_backend {
     struct nib_stream stream;

@@ -72,7 +72,7 @@ static void route(const struct nib_stream *s, const struct nib_moe_args *a)
         memcpy(a->weights, s->weight, (size_t)n * (size_t)a->top_k * sizeof *a->weights);
 }
 
-/* silu(min(g, limit)) * clamp(u, +-limit), in fp32 after silu. Inf must stay visible, so it does not meet the clamps. */
+/* silu(min(g, limit)) * clamp(u, +-limit), in fp32 after silu. Inf must stay visible: it does not meet the clamps. */
 static double swiglu(double g, double u, double limit)
 {
     if (!isfinite(g) || !isfinite(u))
