@@ -234,8 +234,8 @@ static void ids_of_random_mixtures(void **state)
     assert_true(n_skipped <= 62); /* with the oldest PCRE2 we support, which has Unicode 14 */
 }
 
-/* V3 has the same vocabulary and lacks the added tokens from V4_FIRST_NEW_ID on: with those made literal, V4 has to give
- * V3's ids. */
+/* V3 has the same vocabulary and lacks the added tokens from V4_FIRST_NEW_ID on: with those made literal, V4 has to
+ * give V3's ids. */
 static void each_v3(size_t line, const json_t *row)
 {
     size_t n, n_want, n_literal = 0;
