@@ -1,7 +1,5 @@
 /* Body of a rung, part 2: stored formats to fp32 (or to small integers). Every product here is exact. */
 
-typedef int8_t bytes16 __attribute__((vector_size(16)));
-
 BODY float float_of(uint32_t bits)
 {
     float f;
@@ -36,46 +34,75 @@ BODY float ue4m3_value(uint8_t b)
     return b == 0x7f ? float_of(0x7fc00000u) : e4m3_magnitude(b);
 }
 
+/* Bytes to the top bytes of 32-bit integers. */
+BODY void widen16(i8x16 b, i32x4 *out)
+{
+    const i8x16 z = {0};
+    i16x8       low = (i16x8)__builtin_shufflevector(z, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    i16x8 high = (i16x8)__builtin_shufflevector(z, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    out[0] = (i32x4)__builtin_shufflevector((i16x8)z, low, 0, 8, 1, 9, 2, 10, 3, 11);
+    out[1] = (i32x4)__builtin_shufflevector((i16x8)z, low, 4, 12, 5, 13, 6, 14, 7, 15);
+    out[2] = (i32x4)__builtin_shufflevector((i16x8)z, high, 0, 8, 1, 9, 2, 10, 3, 11);
+    out[3] = (i32x4)__builtin_shufflevector((i16x8)z, high, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+
 /* n <= 16 E2M1 codes (8 bytes, low nibble first) to twice their values. Magnitude codes 0..7 mean 0 1 2 3 4 6 8 12: the
  * code plus 1 above 4, 1 more above 5 and 3 more above 6. Comparisons give -1. */
-BODY void e2m1_doubled(const uint8_t *src, int32_t n, bytes16 *out)
+BODY void e2m1_doubled(const uint8_t *src, int32_t n, i8x16 *out)
 {
-    bytes16 b = {0};
+    int64_t word = 0;
     if (n >= 16)
-        memcpy(&b, src, 8);
+        memcpy(&word, src, 8);
     else
-        memcpy(&b, src, ((size_t)n + 1) / 2);
-    bytes16 low = b & 15, high = (b >> 4) & 15;
-    bytes16 c = __builtin_shufflevector(low, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    bytes16 m = c & 7, negative = (bytes16)(c > 7);
-    bytes16 d = m - (bytes16)(m > 4) - (bytes16)(m > 5) + ((bytes16)(m > 6) & 3);
+        memcpy(&word, src, ((size_t)n + 1) / 2);
+    i8x16 b = (i8x16)(i64x2){word, 0};
+    i8x16 low = b & 15, high = (i8x16)((i16x8)b >> 4) & 15; /* bytes have no shift */
+    i8x16 c = __builtin_shufflevector(low, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    i8x16 m = c & 7, negative = (i8x16)(c > 7);
+    i8x16 d = m - (i8x16)(m > 4) - (i8x16)(m > 5) + ((i8x16)(m > 6) & 3);
     *out = (d ^ negative) - negative;
 }
 
 /* n codes of one block times its scale. Halving stays outside, for the scale may be the smallest of all. */
 BODY void fp4_block(const uint8_t *codes, float scale, int32_t n, float *dst)
 {
-    int8_t  d[16];
-    bytes16 v;
-    e2m1_doubled(codes, n, &v);
-    memcpy(d, &v, sizeof d);
-    if (n >= 16)
-        for (int i = 0; i < 16; i++)
-            dst[i] = (float)d[i] * 0.5f * scale;
-    else
+    i8x16 d;
+    e2m1_doubled(codes, n, &d);
+    if (n >= 16) {
+        i32x4 wide[4];
+        widen16(d, wide);
+        for (int i = 0; i < 4; i++)
+            *(f32x4_at *)(dst + 4 * i) = __builtin_convertvector(wide[i] >> 24, f32x4) * 0.5f * scale;
+    } else {
         for (int32_t i = 0; i < n; i++)
             dst[i] = (float)d[i] * 0.5f * scale;
+    }
+}
+
+/* 16 E4M3 codes times a scale; exponents and subnormals as in e4m3_magnitude. */
+BODY void e4m3_block(const uint8_t *codes, float scale, float *dst)
+{
+    i8x16 b;
+    i32x4 wide[4];
+    memcpy(&b, codes, sizeof b);
+    widen16(b, wide);
+    for (int i = 0; i < 4; i++) {
+        i32x4 subnormal = (i32x4)((wide[i] & 0x78000000) == 0);
+        f32x4 v = (f32x4)((wide[i] >> 4 & 0x07f00000) + (120 << 23)), s = (v - 0x1p-7f) * 2;
+        i32x4 bits = ((i32x4)v & ~subnormal) | ((i32x4)s & subnormal) | (wide[i] & INT32_MIN);
+        *(f32x4_at *)(dst + 4 * i) = (f32x4)bits * scale;
+    }
 }
 
 static void fp8_decode(const uint8_t *codes, const uint8_t *scales, int32_t n, int32_t block, float *dst)
 {
     for (int32_t k = 0; k < n; k += block) {
-        int32_t end = k + block < n ? k + block : n;
+        int32_t end = k + block < n ? k + block : n, i = k;
         float   scale = ue8m0_value(scales[k / block]);
-        for (int32_t i = k; i < end; i++) {
-            uint32_t b = codes[i];
-            dst[i] = float_of(bits_of(e4m3_magnitude(b)) | (b & 0x80) << 24) * scale;
-        }
+        for (; i + 16 <= end; i += 16)
+            e4m3_block(codes + i, scale, dst + i);
+        for (; i < end; i++)
+            dst[i] = float_of(bits_of(e4m3_magnitude(codes[i])) | (codes[i] & 0x80u) << 24) * scale;
     }
 }
 
@@ -133,9 +160,9 @@ static void decode_weight(const struct nib_cpu_matrix *w, int32_t row, int32_t k
 
 /* Turn 16 blocks of 16 codes so that the block index runs fastest: four rounds of interleaving row i with row i + 8
  * transpose a 16 x 16 square of bytes. */
-BODY void transpose16(bytes16 *t)
+BODY void transpose16(i8x16 *t)
 {
-    bytes16 u[16];
+    i8x16 u[16];
     for (int round = 0; round < 4; round++) {
         for (int i = 0; i < 8; i++) {
             u[2 * i] = __builtin_shufflevector(t[i], t[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -149,7 +176,7 @@ BODY void transpose16(bytes16 *t)
 BODY void fp4_open(const uint8_t *codes, const uint8_t *scales, bool ue8m0, int32_t n, int16_t *dst, float *dst_scales)
 {
     for (int32_t k0 = 0; k0 < n; k0 += NIB_CPU_FP4_GROUP, dst += NIB_CPU_FP4_GROUP, dst_scales += 16) {
-        bytes16 t[16] = {{0}};
+        i8x16 t[16] = {{0}};
         for (int b = 0; b < 16; b++) {
             int32_t k = k0 + 16 * b;
             dst_scales[b] = 0;
@@ -159,9 +186,8 @@ BODY void fp4_open(const uint8_t *codes, const uint8_t *scales, bool ue8m0, int3
             }
         }
         transpose16(t);
-        const int8_t *d = (const int8_t *)t;
         for (int i = 0; i < NIB_CPU_FP4_GROUP; i++)
-            dst[i] = d[i];
+            dst[i] = ((const int8_t *)t)[i];
     }
 }
 

@@ -85,21 +85,48 @@ static void tile_plain(const struct nib_cpu_tile *t)
                 fold_lanes(acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES) * w->global_scale;
 }
 
-/* One group of 16 blocks: lane b gets block b's integer sum (at most 16 * 12 * 12 = 2304, so 16 bits hold it) times
- * both scales, a product of at most 12 + 8 bits and therefore exact. */
-BODY void dot_fp4_group(const int16_t *x, const float *x_scales, const int16_t *w, const float *w_scales, float *lanes)
+/* lanes[b] += sum[b] * (xs[b] * ws[b]). */
+BODY void add_scaled(const i16_vec *sum, const float *xs, const float *ws, float *lanes)
 {
-    int16_t sum[16] = {0};
-    for (int i = 0; i < 16; i++)
-        for (int b = 0; b < 16; b++)
-            sum[b] = (int16_t)(sum[b] + x[16 * i + b] * w[16 * i + b]);
-    for (int b = 0; b < 16; b++)
-        lanes[b] += (float)sum[b] * (x_scales[b] * w_scales[b]);
+    const i16x8 *half = (const i16x8 *)sum, z = {0};
+    for (int i = 0; i < 4; i++) {
+        /* Each 16-bit sum goes to the top of 32 bits and is shifted down with its sign. */
+        i32x4 wide = i % 2 ? (i32x4)__builtin_shufflevector(z, half[i / 2], 4, 12, 5, 13, 6, 14, 7, 15)
+                           : (i32x4)__builtin_shufflevector(z, half[i / 2], 0, 8, 1, 9, 2, 10, 3, 11);
+        f32x4 scale = *(const f32x4_at *)(xs + 4 * i) * *(const f32x4_at *)(ws + 4 * i);
+        *(f32x4_at *)(lanes + 4 * i) += __builtin_convertvector(wide >> 16, f32x4) * scale;
+    }
+}
+
+/* Groups of 16 blocks for rows x outs sums: lane b gets block b's integer sum (at most 16 * 12 * 12 = 2304, so 16 bits
+ * hold it) times both scales, a product of at most 12 + 8 bits and therefore exact. */
+BODY void dot_fp4_groups(const int rows, const int outs, const struct nib_cpu_fp4_row *const *x, int32_t group0,
+                         const int16_t *w, const float *w_scales, int32_t n_groups, float *acc)
+{
+    enum { PARTS = 32 / VEC_BYTES };
+    for (int32_t g = 0; g < n_groups; g++) {
+        const int16_t *wg = w + g * NIB_CPU_FP4_GROUP;
+        int32_t        xg = (group0 + g) * NIB_CPU_FP4_GROUP;
+        i16_vec        sum[2][2][PARTS] = {{{{0}}}};
+        for (int i = 0; i < 16; i++)
+#pragma GCC unroll 2
+            for (int v = 0; v < PARTS; v++)
+#pragma GCC unroll 2
+                for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+                    for (int o = 0; o < outs; o++)
+                        sum[r][o][v] += ((const i16_vec *)(x[r]->codes + xg))[i * PARTS + v] *
+                                        ((const i16_vec *)(wg + o * NIB_CPU_TILE_K))[i * PARTS + v];
+        for (int r = 0; r < rows; r++)
+            for (int o = 0; o < outs; o++) {
+                const float *xs = x[r]->scales + (group0 + g) * 16, *ws = w_scales + o * NIB_CPU_TILE_K / 16 + g * 16;
+                add_scaled(sum[r][o], xs, ws, acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES);
+            }
+    }
 }
 
 static void tile_fp4(const struct nib_cpu_tile *t)
 {
-    enum { GROUPS = NIB_CPU_TILE_K / NIB_CPU_FP4_GROUP };
     const struct nib_cpu_matrix *w = t->w;
     int16_t                     *codes = (int16_t *)(void *)t->work;
     float                       *scales = t->work + NIB_CPU_TILE_OUTS * NIB_CPU_TILE_K / 2;
@@ -113,17 +140,25 @@ static void tile_fp4(const struct nib_cpu_tile *t)
             int64_t row = t->out + o;
             fp4_open(w->codes + row * w->codes_stride + k0 / 2,
                      w->scales + row * w->scales_stride + k0 / (mx ? 32 : 16), mx, n, codes + o * NIB_CPU_TILE_K,
-                     scales + o * GROUPS * 16);
+                     scales + o * NIB_CPU_TILE_K / 16);
         }
-        for (int32_t r = 0; r < t->n_rows; r++) {
-            const int16_t *x = t->x4[r]->codes + k0;
-            const float   *x_scales = t->x4[r]->scales + k0 / 16;
-            for (int32_t o = 0; o < t->n_outs; o++)
-                for (int32_t g = 0; g < n_groups; g++)
-                    dot_fp4_group(x + g * NIB_CPU_FP4_GROUP, x_scales + g * 16,
-                                  codes + o * NIB_CPU_TILE_K + g * NIB_CPU_FP4_GROUP, scales + (o * GROUPS + g) * 16,
-                                  acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES);
-        }
+        for (int32_t o = 0; o < t->n_outs; o += 2)
+            for (int32_t r = 0; r < t->n_rows; r += 2) {
+                const struct nib_cpu_fp4_row *const *x = t->x4 + r;
+                int16_t *w_codes = codes + o * NIB_CPU_TILE_K;
+                float   *w_scales = scales + o * NIB_CPU_TILE_K / 16;
+                float   *lanes = acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES;
+                int32_t  group0 = k0 / NIB_CPU_FP4_GROUP;
+                bool     two_rows = r + 1 < t->n_rows, two_outs = o + 1 < t->n_outs;
+                if (two_rows && two_outs)
+                    dot_fp4_groups(2, 2, x, group0, w_codes, w_scales, n_groups, lanes);
+                else if (two_outs)
+                    dot_fp4_groups(1, 2, x, group0, w_codes, w_scales, n_groups, lanes);
+                else
+                    for (int i = 0; i < 1 + two_rows; i++)
+                        dot_fp4_groups(1, 1, x + i, group0, w_codes, w_scales, n_groups,
+                                       lanes + i * NIB_CPU_TILE_OUTS * NIB_CPU_LANES);
+            }
     }
     for (int32_t r = 0; r < t->n_rows; r++)
         for (int32_t o = 0; o < t->n_outs; o++)

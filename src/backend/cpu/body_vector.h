@@ -7,6 +7,14 @@
 
 typedef float   vec __attribute__((vector_size(VEC_BYTES)));
 typedef int32_t ivec __attribute__((vector_size(VEC_BYTES)));
+typedef int16_t i16_vec __attribute__((vector_size(VEC_BYTES)));
+/* Decoding works on 16 bytes on every rung: conversions of narrower or wider vectors fall apart into scalars. */
+typedef int8_t  i8x16 __attribute__((vector_size(16)));
+typedef int16_t i16x8 __attribute__((vector_size(16)));
+typedef int32_t i32x4 __attribute__((vector_size(16)));
+typedef int64_t i64x2 __attribute__((vector_size(16)));
+typedef float   f32x4 __attribute__((vector_size(16)));
+typedef float   f32x4_at __attribute__((vector_size(16), aligned(4), may_alias));
 /* The same in memory, at any float's address. */
 typedef float vec_at __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
 
@@ -95,16 +103,19 @@ static void swiglu(float *g, const float *u, float limit, int32_t n)
     }
 }
 
-static float sum_squares(const float *x, int32_t n)
+static double sum_squares(const float *x, int32_t n)
 {
-    float   lane[NIB_CPU_LANES] = {0};
+    double  lane[NIB_CPU_LANES] = {0};
     int32_t i = 0;
     for (; i + NIB_CPU_LANES <= n; i += NIB_CPU_LANES)
         for (int l = 0; l < NIB_CPU_LANES; l++)
-            lane[l] += x[i + l] * x[i + l];
+            lane[l] += (double)x[i + l] * (double)x[i + l];
     for (; i < n; i++)
-        lane[i % NIB_CPU_LANES] += x[i] * x[i];
-    return fold_lanes(lane);
+        lane[i % NIB_CPU_LANES] += (double)x[i] * (double)x[i];
+    for (int l = 8; l > 0; l /= 2)
+        for (int j = 0; j < l; j++)
+            lane[j] += lane[j + l];
+    return lane[0];
 }
 
 static void scale_by(float *x, const float *weight, float factor, int32_t n)

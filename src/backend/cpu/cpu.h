@@ -85,6 +85,8 @@ void nib_cpu_row_write(const struct nib_stream *s, const struct nib_mat *m, int6
 /* Fill every part of y that is present in row t from x [y->cols], which is rounded in place if y has BF16 rows. */
 void nib_cpu_act_write(const struct nib_stream *s, const struct nib_act *y, int64_t t, float *x);
 
+/* rsqrt(mean(x^2) + eps). */
+float nib_cpu_rms_factor(const struct nib_stream *s, const float *x, float eps, int32_t n);
 /* x = rms norm of x with weight. */
 void nib_cpu_rms_norm(const struct nib_stream *s, float *x, const float *weight, float eps, int32_t n);
 

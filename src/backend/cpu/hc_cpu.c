@@ -69,7 +69,7 @@ static void hc_pre_row(const struct nib_stream *s, const struct nib_hc_pre_args 
                        int64_t t, float *x)
 {
     int32_t n_hc = a->n_hc, dim = a->x.cols, n_mix = (2 + n_hc) * n_hc;
-    float   ir = 1.0f / sqrtf(s->k.sum_squares(streams, n_hc * dim) / (float)(n_hc * dim) + a->norm_eps);
+    float   ir = nib_cpu_rms_factor(s, streams, a->norm_eps, n_hc * dim);
     float  *post = (float *)nib_cpu_row(&a->post, t), *comb = (float *)nib_cpu_row(&a->comb, t);
     for (int32_t i = 0; i < n_mix; i++)
         mix[i] = mix[i] * ir * a->scale[i < n_hc ? 0 : i < 2 * n_hc ? 1 : 2] + a->base[i];
@@ -142,7 +142,7 @@ enum nib_status nib_cpu_hc_head(struct nib_stream *s, const struct nib_hc_head_a
         for (int32_t i = 0; i < n_hc; i += NIB_CPU_TILE_OUTS)
             nib_cpu_tile_run(s, th, &fn, NIB_CPU_NEED_PLAIN, &rows, NULL, 0, 1, 0, i,
                              min_of(n_hc - i, NIB_CPU_TILE_OUTS), mix + i);
-        float ir = 1.0f / sqrtf(s->k.sum_squares(streams, width) / (float)width + a->norm_eps);
+        float ir = nib_cpu_rms_factor(s, streams, a->norm_eps, width);
         for (int32_t i = 0; i < n_hc; i++)
             mix[i] = sigmoid(s, mix[i] * ir * a->scale[0] + a->base[i]) + a->hc_eps;
         collapse(streams, mix, n_hc, dim, x);

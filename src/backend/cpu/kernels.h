@@ -66,7 +66,8 @@ struct nib_cpu_kernels {
     /* o[i][c] += sum over j ascending of p[i * p_stride + j] * v[j * n + c], c < n. */
     void (*add_weighted)(const float *p, int64_t p_stride, int32_t n_p, const float *v, int32_t n_v, int32_t n,
                          float *o);
-    float (*sum_squares)(const float *x, int32_t n);
+    /* In double: norms come before quantisers, where a last bit of the factor can flip a code, and cost little. */
+    double (*sum_squares)(const float *x, int32_t n);
     void (*scale_by)(float *x, const float *weight, float factor, int32_t n); /* x = x * factor * weight */
     void (*exp_shifted)(float *x, float shift, int32_t n);                    /* x = exp(x - shift) */
     /* g = silu(min(g, limit)) * clamp(u, +-limit), NaN where g or u is NaN or Inf; limit 0: no clamps. */

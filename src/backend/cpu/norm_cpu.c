@@ -29,7 +29,7 @@ static float bf16_of(const struct nib_stream *s, float x)
 static void head_norm(const struct nib_stream *s, float *x, int32_t n, float eps, bool bf16, float *square)
 {
     if (!bf16) {
-        float factor = 1.0f / sqrtf(s->k.sum_squares(x, n) / (float)n + eps);
+        float factor = nib_cpu_rms_factor(s, x, eps, n);
         for (int32_t i = 0; i < n; i++)
             x[i] *= factor;
         return;
@@ -37,13 +37,11 @@ static void head_norm(const struct nib_stream *s, float *x, int32_t n, float eps
     for (int32_t i = 0; i < n; i++)
         square[i] = x[i] * x[i];
     s->k.bf16_round(square, n);
-    float lane[NIB_CPU_LANES] = {0}, sum = 0;
+    double sum = 0;
     for (int32_t i = 0; i < n; i++)
-        lane[i % NIB_CPU_LANES] += square[i];
-    for (int l = 0; l < NIB_CPU_LANES; l++)
-        sum += lane[l];
-    float mean = bf16_of(s, sum / (float)n);
-    float factor = bf16_of(s, 1.0f / sqrtf(mean + eps));
+        sum += (double)square[i];
+    float mean = bf16_of(s, (float)(sum / n));
+    float factor = bf16_of(s, (float)(1 / sqrt((double)mean + (double)eps)));
     for (int32_t i = 0; i < n; i++)
         x[i] *= factor;
     s->k.bf16_round(x, n);

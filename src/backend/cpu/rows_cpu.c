@@ -43,8 +43,13 @@ void nib_cpu_act_write(const struct nib_stream *s, const struct nib_act *y, int6
 
 void nib_cpu_rms_norm(const struct nib_stream *s, float *x, const float *weight, float eps, int32_t n)
 {
-    float factor = 1.0f / sqrtf(s->k.sum_squares(x, n) / (float)n + eps);
-    s->k.scale_by(x, weight, factor, n);
+    s->k.scale_by(x, weight, nib_cpu_rms_factor(s, x, eps, n), n);
+}
+
+float nib_cpu_rms_factor(const struct nib_stream *s, const float *x, float eps, int32_t n)
+{
+    float mean = (float)(s->k.sum_squares(x, n) / n);
+    return (float)(1 / sqrt((double)(mean + eps)));
 }
 
 void nib_cpu_angles(const struct nib_rope *rope, int32_t pos, float *angle)
@@ -79,7 +84,7 @@ void nib_cpu_hadamard(float *x, int32_t n)
                 x[j] = a + b;
                 x[j + stride] = a - b;
             }
-    float scale = 1.0f / sqrtf((float)n);
+    float scale = (float)(1 / sqrt((double)n));
     for (int32_t i = 0; i < n; i++)
         x[i] *= scale;
 }
