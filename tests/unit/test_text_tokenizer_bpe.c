@@ -38,19 +38,23 @@ static size_t merge_plainly(const struct nib_merge *merge, size_t n_merges, int3
     return n;
 }
 
-/* n_letters ids are there at first; every merge makes one more from two that exist. Then the order is shuffled, unless
- * it is to be that of training. */
+/* n_letters ids are there at first; a merge makes a new one from two that exist, or one that is made otherwise too:
+ * then equal pairs arise out of order. In the end the order is shuffled, unless it is to be that of training. */
 static size_t random_merges(struct nib_merge *merge, uint32_t n_letters, uint32_t n_wanted, bool shuffled)
 {
     size_t n = 0;
+    uint32_t n_ids = n_letters;
     for (uint32_t k = 0; k < n_wanted; k++) {
-        uint32_t n_ids = n_letters + (uint32_t)n;
-        struct nib_merge m = {(int32_t)random_below(n_ids), (int32_t)random_below(n_ids), (int32_t)n_ids};
+        bool again = random_below(3) == 0;
+        struct nib_merge m = {(int32_t)random_below(n_ids), (int32_t)random_below(n_ids),
+                              (int32_t)(again ? random_below(n_ids) : n_ids)};
         bool is_new = true;
         for (size_t i = 0; i < n; i++)
             is_new = is_new && (merge[i].left != m.left || merge[i].right != m.right);
-        if (is_new)
+        if (is_new) {
             merge[n++] = m;
+            n_ids += !again;
+        }
     }
     for (size_t i = n; shuffled && i > 1; i--) {
         size_t j = random_below((uint32_t)i);
