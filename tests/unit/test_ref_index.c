@@ -210,10 +210,16 @@ static void ties_go_to_the_lowest(void **state)
     struct rig r;
     rig_open(&r, 1);
     struct scene  *s = make_scene(&r, NIB_ROW_F32);
-    struct nib_mat weight = rig_mat(&r, NIB_DTYPE_F32, 1, H);
+    struct nib_mat weight = rig_mat(&r, NIB_DTYPE_F32, 1, H), q = rig_random_mat(&r, NIB_DTYPE_F32, 1, H * D);
     for (int h = 0; h < H; h++)
-        rig_set(&weight, 0, h, h % 2 ? 0.0f : -0.0f);
-    struct result res = run(&r, s, NIB_DTYPE_F32, (int[]){500, 0, 0}, (int[]){1, 0, 0}, NULL, &weight, true);
+        rig_set(&weight, 0, h, -1e-30f); /* sums below zero round to -0, without a positive dot product they are 0 */
+    for (int i = 0; i < H * D; i++)
+        rig_set(&q, 0, i, (float)rig_get(&q, 0, i) * 1e-20f);
+    struct result res = run(&r, s, NIB_DTYPE_F32, (int[]){500, 0, 0}, (int[]){1, 0, 0}, &q, &weight, true);
+    int           n_negative = 0;
+    for (int c = 0; c < 125; c++)
+        n_negative += signbit(rig_get(&res.scores, 0, c)) != 0;
+    assert_true(n_negative > 20 && n_negative < 125);
     for (int i = 0; i < TOP_K; i++)
         assert_int_equal(res.selected[i], i);
     rig_close(&r);

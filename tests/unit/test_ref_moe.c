@@ -221,6 +221,18 @@ static void ties_and_bias(void **state)
     rig_close(&r);
 }
 
+static struct nib_weight *constant_weight(struct rig *r, int n_stack, int n_out, float value)
+{
+    struct nib_weight_part part[E];
+    struct nib_weight_desc d = {NIB_WEIGHT_F32, NIB_ACT_PLAIN, n_stack, n_out, DIM, part};
+    struct nib_weight     *w;
+    for (int i = 0; i < n_stack; i++)
+        part[i] = (struct nib_weight_part){rig_random_floats(r, n_out * DIM, value, value), NULL, 1};
+    assert_int_equal(nib_backend_ref.weight_pack(r->b, &d, &w, NULL), NIB_OK);
+    r->weight[r->n_weight++] = w;
+    return w;
+}
+
 /* Scores that all underflow to zero give weights of zero, not NaN. */
 static void hopeless_row_is_zero(void **state)
 {
@@ -228,13 +240,7 @@ static void hopeless_row_is_zero(void **state)
     struct rig r;
     rig_open(&r, 1);
     struct scene *s = make_scene(&r, NIB_DTYPE_F32, NIB_WEIGHT_BF16, NIB_ACT_PLAIN, false, true);
-    float        *all = rig_random_floats(&r, E * DIM, 1, 1);
-    struct nib_weight_part part = {all, NULL, 1};
-    struct nib_weight_desc d = {NIB_WEIGHT_F32, NIB_ACT_PLAIN, 1, E, DIM, &part};
-    struct nib_weight     *router;
-    assert_int_equal(nib_backend_ref.weight_pack(r.b, &d, &router, NULL), NIB_OK);
-    r.weight[r.n_weight++] = router;
-    s->a.router = router;
+    s->a.router = constant_weight(&r, 1, E, 1);
     for (int i = 0; i < DIM; i++)
         rig_set(&s->a.x.plain, 0, i, -100);
     assert_int_equal(r.ops->moe(r.s, &s->a), NIB_OK);
@@ -277,8 +283,33 @@ static void threads_and_neighbours_change_no_bit(void **state)
         rig_close(&r[i]);
 }
 
-/* The clamps would turn Inf into a number: it has to stay visible, and to stay in its row. */
-static void poison_is_not_clamped_away(void **state)
+/* Sums that overflow to +Inf meet the clamps, which would turn them into numbers. The router's own weights are so
+ * small that nothing else overflows. */
+static void overflow_is_not_clamped_away(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r, 2);
+    struct scene *s = make_scene(&r, NIB_DTYPE_F32, NIB_WEIGHT_BF16, NIB_ACT_PLAIN, false, true);
+    s->a.router = constant_weight(&r, 1, E, 1e-39f);
+    s->a.w1 = s->a.w3 = constant_weight(&r, E, INNER, 1);
+    s->a.sw1 = s->a.sw3 = constant_weight(&r, 1, SHARED, 1);
+    for (int i = 0; i < DIM; i++)
+        rig_set(&s->a.x.plain, 2, i, 3e38f);
+    assert_int_equal(r.ops->moe(r.s, &s->a), NIB_OK);
+    for (int t = 0; t < N; t++) {
+        for (int k = 0; k < K; k++)
+            assert_true(isfinite(s->a.weights[t * K + k]));
+        if (t == 2)
+            rig_assert_nan_row(&s->a.y, t);
+        else
+            rig_assert_finite_row(&s->a.y, t);
+    }
+    rig_close(&r);
+}
+
+/* NaN and Inf have to stay visible, and to stay in their row. */
+static void poison_stays_in_its_row(void **state)
 {
     (void)state;
     static const float bad[4] = {NAN, INFINITY, -INFINITY, 3e38f};
@@ -311,7 +342,8 @@ int main(void)
         cmocka_unit_test(equals_its_definition), cmocka_unit_test(weights_sum_to_the_scale),
         cmocka_unit_test(ties_and_bias),         cmocka_unit_test(hopeless_row_is_zero),
         cmocka_unit_test(threads_and_neighbours_change_no_bit),
-        cmocka_unit_test(poison_is_not_clamped_away),
+        cmocka_unit_test(overflow_is_not_clamped_away),
+        cmocka_unit_test(poison_stays_in_its_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

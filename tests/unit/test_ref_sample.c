@@ -95,6 +95,20 @@ static void inverse_cdf_in_id_order(void **state)
     rig_close(&r);
 }
 
+/* A cumulative sum that is exactly the random number does not pass it. */
+static void edges_belong_to_the_next(void **state)
+{
+    (void)state;
+    struct rig            r;
+    struct nib_sample_row row = neutral;
+    rig_open(&r, 1);
+    for (int i = 0; i < 4; i++) {
+        row.uniform = (float)i / 4;
+        assert_int_equal(draw(&r, (const float[]){0, 0, 0, 0}, 4, row, NULL, NULL, NULL), i);
+    }
+    rig_close(&r);
+}
+
 static void temperature_and_logprob(void **state)
 {
     (void)state;
@@ -326,6 +340,7 @@ int main(void)
         cmocka_unit_test(greedy),
         cmocka_unit_test(degenerate_logits),
         cmocka_unit_test(inverse_cdf_in_id_order),
+        cmocka_unit_test(edges_belong_to_the_next),
         cmocka_unit_test(temperature_and_logprob),
         cmocka_unit_test(cuts),
         cmocka_unit_test(penalties),
