@@ -140,6 +140,7 @@ static void refuses_wrong_lists(void **state)
         { { { "__metadata__", NIB_ST_U8, 0, { 0 } } }, 1, "not allowed" },
         { { { "a", NIB_ST_U8, 0, { 0 } }, { "a", NIB_ST_F32, 0, { 0 } } }, 2, "'a' is listed twice" },
         { { { "a", NIB_ST_U8, 1, { -1 } } }, 1, "'a'" },
+        { { { "a", NIB_ST_U8, 2, { -1, 0 } } }, 1, "'a'" },
         { { { "a", NIB_ST_U8, 5, { 1 } } }, 1, "'a'" },
         { { { "a", NIB_ST_F32, 2, { INT64_MAX, 4 } } }, 1, "'a'" },
         { { { "a", NIB_ST_U8, 1, { INT64_MAX } }, { "b", NIB_ST_U8, 1, { INT64_MAX } } }, 2, "'b'" },

@@ -331,6 +331,25 @@ static void rotary_frequencies(void **state)
         assert_true(fabs((double)f[i] - blended) <= 6e-7 * blended);
     }
 
+    /* Both ends of the ramp are held inside the table. 64 positions: 32 turns are never reached, so it begins at pair
+     * 0, and ends at 64 ln(64 / (2 pi)) / (2 ln 160000) = 6.2, rounded up. */
+    json_t *brief = tiny_json();
+    json_object_set_new(json_object_get(brief, "rope_scaling"), "original_max_position_embeddings", json_integer(64));
+    parses(brief, &c);
+    nib_rope_freq(&c, true, f);
+    for (int i = 0; i < 32; i++) {
+        double exact = pow(160000, -2 * i / 64.0), ramp = i >= 7 ? 1 : i / 7.0;
+        double blended = exact / 4 * ramp + exact * (1 - ramp);
+        assert_true(fabs((double)f[i] - blended) <= 6e-7 * blended);
+    }
+    /* Base 2: bounds of 139 and, held to 63, an end before the beginning: by the formula every pair is slowed. */
+    json_t *steep = tiny_json();
+    set(steep, "compress_rope_theta", "2");
+    parses(steep, &c);
+    nib_rope_freq(&c, true, f);
+    for (int i = 0; i < 32; i++)
+        assert_true(fabs((double)f[i] - exp2(-i / 32.0) / 4) <= 6e-7 * exp2(-i / 32.0) / 4);
+
     /* No scaling asked for: both kinds of layer have plain tables. */
     json_t *plain = tiny_json();
     json_object_del(plain, "rope_scaling");
