@@ -289,6 +289,135 @@ void nib_prompt_free(struct nib_prompt *p);
 enum nib_status nib_chat_encode(const struct nib_chat_options *o, const char *messages, const char *tools,
                                 const char *context, struct nib_prompt *out, struct nib_error *err);
 
+/* ---- Parsing generated text ------------------------------------------------------------------------------------- */
+
+/* What a model writes after an encoded prompt, taken apart as it arrives. Text is decoded bytes in pieces of any size, markers and all,
+ * without the prompt. No event splits a character, a JSON escape, or holds part of a marker. Calls that a text's sudden end makes void may
+ * have been announced by then; the message leaves them out. */
+enum nib_chat_event_kind {
+    NIB_CHAT_REASONING,  /* text: more of the reasoning */
+    NIB_CHAT_CONTENT,    /* text: more of the answer */
+    NIB_CHAT_CALL_BEGIN, /* text: name of the function */
+    NIB_CHAT_ARGUMENTS,  /* text: more of the call's JSON object */
+    NIB_CHAT_CALL_END
+};
+struct nib_chat_event {
+    enum nib_chat_event_kind kind;
+    int32_t                  call; /* which call, from 0; -1 for text */
+    const char              *text; /* [n] UTF-8, valid during the callback */
+    size_t                   n;
+};
+
+struct nib_chat_parser_options {
+    bool thinking; /* the prompt ended in <think> */
+    bool tools;    /* calls are looked for; false: their markup is text */
+    void (*on_event)(void *user, const struct nib_chat_event *event); /* may be NULL */
+    void *user;
+};
+void nib_chat_parser_options_init(struct nib_chat_parser_options *o); /* all off */
+
+enum nib_chat_end    { NIB_CHAT_END_STOP, NIB_CHAT_END_LENGTH }; /* an end or stop token or string; cut by a limit */
+enum nib_chat_finish { NIB_CHAT_FINISH_STOP, NIB_CHAT_FINISH_LENGTH, NIB_CHAT_FINISH_TOOL_CALLS };
+
+struct nib_reply_call {
+    struct nib_text name, arguments; /* a JSON object */
+};
+struct nib_reply {
+    struct nib_text       reasoning, content;
+    struct nib_reply_call *call; /* [n_calls] */
+    int32_t               n_calls;
+    enum nib_chat_finish  finish;
+};
+void nib_reply_free(struct nib_reply *m);
+
+struct nib_chat_parser;
+
+/* Options are copied. Errors of all of these: memory; use after the end. */
+enum nib_status nib_chat_parser_open(const struct nib_chat_parser_options *o, struct nib_chat_parser **out, struct nib_error *err);
+void            nib_chat_parser_close(struct nib_chat_parser *p);
+enum nib_status nib_chat_parser_push(struct nib_chat_parser *p, const char *bytes, size_t n, struct nib_error *err);
+enum nib_status nib_chat_parser_end(struct nib_chat_parser *p, enum nib_chat_end end, struct nib_error *err);
+
+bool nib_chat_parser_done(const struct nib_chat_parser *p); /* generation should stop: nothing more will be read */
+bool nib_chat_parser_in_reasoning(const struct nib_chat_parser *p);
+bool nib_chat_parser_in_calls(const struct nib_chat_parser *p);
+
+/* Everything, after the end; valid until close. */
+const struct nib_reply *nib_chat_parser_reply(const struct nib_chat_parser *p);
+
+/* A whole text at once. */
+enum nib_status nib_chat_parse(const struct nib_chat_parser_options *o, const char *text, size_t n, enum nib_chat_end end,
+                               struct nib_reply *out, struct nib_error *err);
+
+/* Stop strings in a text that arrives in pieces. Where the first one begins and which it is; n and n_stop if there is none. Of strings
+ * that begin at one place the first of the list. Empty strings never match. */
+size_t nib_stop_find(const char *text, size_t n, const char *const *stop, size_t n_stop, size_t *which);
+/* Bytes at the end of text that could still become one, to be held back. */
+size_t nib_stop_tail(const char *text, size_t n, const char *const *stop, size_t n_stop);
+
+/* ---- Quantise -------------------------------------------------------------------------------------------------- */
+
+/* Which matrices become NVFP4; docs/quantize.md lists them. All else is copied byte for byte, except that with the last two presets
+ * an FP8 o_a projection becomes BF16 (exact). */
+enum nib_quant_preset { NIB_QUANT_EXPERTS, NIB_QUANT_FULL, NIB_QUANT_FULL_HEAD };
+
+/* How block scales are chosen where the source is not FP4 already (MXFP4 is cast exactly, NVFP4 kept). AUTO is MSE without weights.
+ * MSE with a calibration text weighs errors by the inputs' mean squares; GPTQ needs one. */
+enum nib_quant_method { NIB_QUANT_AUTO, NIB_QUANT_ABSMAX, NIB_QUANT_4OVER6, NIB_QUANT_MSE, NIB_QUANT_GPTQ };
+
+enum nib_quant_layout { NIB_QUANT_LAYOUT_KEEP, NIB_QUANT_LAYOUT_HF, NIB_QUANT_LAYOUT_OFFICIAL };
+
+struct nib_quantize_progress {
+    const char *what;       /* "planning", "calibrating", "converting", "verifying" */
+    const char *tensor;     /* being worked on; may be NULL */
+    uint64_t    done_bytes; /* source + destination bytes */
+    uint64_t    total_bytes;
+};
+
+struct nib_quantize_options {
+    enum nib_quant_preset preset;
+    enum nib_quant_method method;
+    enum nib_quant_layout layout;      /* spelling of tensor names */
+    const char           *include;     /* comma-separated globs of matrix names (without ".weight"), added; NULL */
+    const char           *exclude;     /* taken out again; NULL */
+    const char           *calibrate;   /* .jsonl file of rows with "ids", "prompt_ids", "text" or "prompt"; NULL */
+    int32_t               n_threads;   /* 0: all cores; changes no byte of the result */
+    uint64_t              memory_bytes; /* working memory, at least 64 MiB; 4 GiB */
+    uint64_t              shard_bytes; /* 5 GiB */
+    bool                  resume;      /* go on with an interrupted run of the same job */
+    bool                  dry_run;     /* plan only, from headers */
+    bool (*progress)(void *user, const struct nib_quantize_progress *p); /* return false to cancel; may be NULL */
+    void (*warning)(void *user, const char *text);                       /* may be NULL */
+    void *user;
+};
+
+void nib_quantize_options_init(struct nib_quantize_options *o);
+
+struct nib_quantize_result {
+    int64_t  n_tensors, n_matrices; /* written; of those matrices converted to NVFP4 */
+    int64_t  n_exact;               /* matrices whose decoded values equal the source's */
+    int64_t  n_mismatches;          /* verify: tensors that differ from what they should be */
+    uint64_t n_weights;             /* of converted matrices */
+    uint64_t n_recoded, n_saturated; /* cast blocks outside the scale's window; values beyond the grid */
+    uint64_t source_bytes, output_bytes; /* of tensors */
+    double   relative_mse, cosine;  /* of all converted matrices together */
+    int32_t  n_shards, n_shards_kept; /* kept: finished by an earlier run */
+    uint64_t memory_bytes;          /* planned working memory */
+    double   seconds;               /* taken; dry run: compute time estimated from a short measurement, input and output at 1 GB/s */
+    bool     was_complete;          /* resume: nothing was left to do */
+};
+
+/* Convert the checkpoint folder src to dst, which must not exist, be empty, or (with resume) hold an interrupted run of the same job.
+ * src is never written to. Shards appear under their names only when complete and on disk; the index and config.json come last. On
+ * failure the finished shards stay, to be resumed. */
+enum nib_status nib_quantize(const char *src, const char *dst, const struct nib_quantize_options *o, struct nib_quantize_result *r,
+                             struct nib_error *err);
+
+/* Recompute the error of every NVFP4 matrix of dst against src and compare all other tensors; of the options only threads, memory and
+ * callbacks count. NIB_OK with n_mismatches > 0 where something differs; each is told through `warning`. */
+enum nib_status nib_quantize_verify(const char *src, const char *dst, const struct nib_quantize_options *o,
+                                    struct nib_quantize_result *r, struct nib_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -12,6 +12,7 @@ static const struct cli_command commands[] = {
     {"logits", "print the logits after given token ids", cmd_logits},
     {"score", "exact match and likelihood on a file of prompts, perplexity on a text", cmd_score},
     {"inspect", "show what a checkpoint holds and the memory it needs", cmd_inspect},
+    {"quantize", "write a checkpoint again in NVFP4", cmd_quantize},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -37,7 +38,7 @@ static void print_help(FILE *f)
 
 static int unknown_command(const char *name)
 {
-    return cli_usage("'%s' is not a command; there are run, logits, score, inspect and help", name);
+    return cli_usage("'%s' is not a command; there are run, logits, score, inspect, quantize and help", name);
 }
 
 static int help(int argc, char **argv)
