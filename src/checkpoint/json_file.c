@@ -32,7 +32,8 @@ enum nib_status nib_json_parse(const char *text, size_t n, const char *what, jso
     if (*out)
         return NIB_OK;
     enum json_error_code code = json_error_code(&e);
-    if (code == json_error_out_of_memory)
+    /* Where jansson runs out of memory it mostly just stops, without a text. */
+    if (code == json_error_out_of_memory || e.text[0] == 0)
         return nib_error_set(err, NIB_E_MEMORY, "%s: no memory to parse %zu bytes of JSON", what, n);
     const char *key;
     size_t key_bytes;
@@ -55,6 +56,20 @@ enum nib_status nib_json_file_read(const char *path, size_t max_bytes, json_t **
         status = nib_json_parse(text, n, path, out, err);
     free(text);
     return status;
+}
+
+char *nib_json_dump(const json_t *v, size_t flags)
+{
+    /* Into a buffer of the right size nothing has to be allocated while writing. */
+    size_t n = json_dumpb(v, NULL, 0, flags);
+    char *text = n > 0 ? malloc(n + 1) : NULL;
+    if (text && json_dumpb(v, text, n, flags) != n) {
+        free(text);
+        return NULL;
+    }
+    if (text)
+        text[n] = 0;
+    return text;
 }
 
 const char *nib_json_type_name(const json_t *v)

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "checkpoint/json_file.h"
 
 #define INDEX_NAME "model.safetensors.index.json"
 /* Data begins at a multiple of this; readers that map files then see large tensors aligned. */
@@ -69,8 +70,13 @@ static int write_all(int fd, const void *data, size_t bytes)
 static json_t *tensor_header(const struct nib_writer_tensor *t, uint64_t begin, uint64_t end)
 {
     json_t *shape = json_array();
-    for (int32_t i = 0; i < t->n_dims; i++)
-        (void)json_array_append_new(shape, json_integer(t->shape[i]));
+    bool ok = shape != NULL;
+    for (int32_t i = 0; i < t->n_dims && ok; i++)
+        ok = json_array_append_new(shape, json_integer(t->shape[i])) == 0;
+    if (!ok) {
+        json_decref(shape);
+        return NULL;
+    }
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", nib_st_dtype_name(t->dtype), "shape", shape, "data_offsets",
                      (json_int_t)begin, (json_int_t)end);
 }
@@ -87,7 +93,7 @@ static char *build_header(const struct nib_writer *w, const struct output *o, si
              0;
         offset += w->bytes[i];
     }
-    char *text = ok ? json_dumps(root, JSON_COMPACT) : NULL;
+    char *text = ok ? nib_json_dump(root, JSON_COMPACT) : NULL;
     json_decref(root);
     if (text) {
         size_t text_bytes = strlen(text);
@@ -298,7 +304,7 @@ static enum nib_status write_index(struct nib_writer *w, struct nib_error *err)
     }
     json_t *root =
         ok ? json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map) : NULL;
-    char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
+    char *text = root ? nib_json_dump(root, JSON_INDENT(1)) : NULL;
     json_decref(root);
     json_decref(map);
     if (!text)
