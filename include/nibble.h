@@ -355,6 +355,72 @@ size_t nib_stop_find(const char *text, size_t n, const char *const *stop, size_t
 /* Bytes at the end of text that could still become one, to be held back. */
 size_t nib_stop_tail(const char *text, size_t n, const char *const *stop, size_t n_stop);
 
+/* ---- Parsing generated text ------------------------------------------------------------------------------------- */
+
+/* What a model writes after an encoded prompt, taken apart as it arrives. Text is decoded bytes in pieces of any size, markers and all,
+ * without the prompt. No event splits a character, a JSON escape, or holds part of a marker. Calls that a text's sudden end makes void may
+ * have been announced by then; the message leaves them out. */
+enum nib_chat_event_kind {
+    NIB_CHAT_REASONING,  /* text: more of the reasoning */
+    NIB_CHAT_CONTENT,    /* text: more of the answer */
+    NIB_CHAT_CALL_BEGIN, /* text: name of the function */
+    NIB_CHAT_ARGUMENTS,  /* text: more of the call's JSON object */
+    NIB_CHAT_CALL_END
+};
+struct nib_chat_event {
+    enum nib_chat_event_kind kind;
+    int32_t                  call; /* which call, from 0; -1 for text */
+    const char              *text; /* [n] UTF-8, valid during the callback */
+    size_t                   n;
+};
+
+struct nib_chat_parser_options {
+    bool thinking; /* the prompt ended in <think> */
+    bool tools;    /* calls are looked for; false: their markup is text */
+    void (*on_event)(void *user, const struct nib_chat_event *event); /* may be NULL */
+    void *user;
+};
+void nib_chat_parser_options_init(struct nib_chat_parser_options *o); /* all off */
+
+enum nib_chat_end    { NIB_CHAT_END_STOP, NIB_CHAT_END_LENGTH }; /* an end or stop token or string; cut by a limit */
+enum nib_chat_finish { NIB_CHAT_FINISH_STOP, NIB_CHAT_FINISH_LENGTH, NIB_CHAT_FINISH_TOOL_CALLS };
+
+struct nib_reply_call {
+    struct nib_text name, arguments; /* a JSON object */
+};
+struct nib_reply {
+    struct nib_text       reasoning, content;
+    struct nib_reply_call *call; /* [n_calls] */
+    int32_t               n_calls;
+    enum nib_chat_finish  finish;
+};
+void nib_reply_free(struct nib_reply *m);
+
+struct nib_chat_parser;
+
+/* Options are copied. Errors of all of these: memory; use after the end. */
+enum nib_status nib_chat_parser_open(const struct nib_chat_parser_options *o, struct nib_chat_parser **out, struct nib_error *err);
+void            nib_chat_parser_close(struct nib_chat_parser *p);
+enum nib_status nib_chat_parser_push(struct nib_chat_parser *p, const char *bytes, size_t n, struct nib_error *err);
+enum nib_status nib_chat_parser_end(struct nib_chat_parser *p, enum nib_chat_end end, struct nib_error *err);
+
+bool nib_chat_parser_done(const struct nib_chat_parser *p); /* generation should stop: nothing more will be read */
+bool nib_chat_parser_in_reasoning(const struct nib_chat_parser *p);
+bool nib_chat_parser_in_calls(const struct nib_chat_parser *p);
+
+/* Everything, after the end; valid until close. */
+const struct nib_reply *nib_chat_parser_reply(const struct nib_chat_parser *p);
+
+/* A whole text at once. */
+enum nib_status nib_chat_parse(const struct nib_chat_parser_options *o, const char *text, size_t n, enum nib_chat_end end,
+                               struct nib_reply *out, struct nib_error *err);
+
+/* Stop strings in a text that arrives in pieces. Where the first one begins and which it is; n and n_stop if there is none. Of strings
+ * that begin at one place the first of the list. Empty strings never match. */
+size_t nib_stop_find(const char *text, size_t n, const char *const *stop, size_t n_stop, size_t *which);
+/* Bytes at the end of text that could still become one, to be held back. */
+size_t nib_stop_tail(const char *text, size_t n, const char *const *stop, size_t n_stop);
+
 /* ---- Quantise -------------------------------------------------------------------------------------------------- */
 
 /* Which matrices become NVFP4; docs/quantize.md lists them. All else is copied byte for byte, except that with the last two presets

@@ -51,4 +51,7 @@ const char *nib_tree_type_name(const struct nib_tree *v);                 /* for
  * beyond the double range is NIB_E_FORMAT; `what` names v in the error. On failure out holds part of the text. */
 enum nib_status nib_tree_write(const struct nib_tree *v, const char *what, struct nib_text *out, struct nib_error *err);
 
+/* Append s as it stands inside a JSON string of that form, without the quotes around it. */
+enum nib_status nib_tree_escape(const char *s, size_t n, struct nib_text *out);
+
 #endif

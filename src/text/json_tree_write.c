@@ -9,10 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static enum nib_status write_string(const char *s, size_t n, struct nib_text *out)
+enum nib_status nib_tree_escape(const char *s, size_t n, struct nib_text *out)
 {
     static const char escaped[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
-    NIB_TRY(nib_text_append(out, "\"", 1));
     size_t from = 0;
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)s[i];
@@ -27,7 +26,13 @@ static enum nib_status write_string(const char *s, size_t n, struct nib_text *ou
         else
             NIB_TRY(nib_text_append(out, u, sizeof u));
     }
-    NIB_TRY(nib_text_append(out, s + from, n - from));
+    return nib_text_append(out, s + from, n - from);
+}
+
+static enum nib_status write_string(const char *s, size_t n, struct nib_text *out)
+{
+    NIB_TRY(nib_text_append(out, "\"", 1));
+    NIB_TRY(nib_tree_escape(s, n, out));
     return nib_text_append(out, "\"", 1);
 }
 
