@@ -402,7 +402,8 @@ static void warnings(const struct nib_quant_plan *p)
         warn(p, text);
     }
     if (p->options->calibrate && n_fallback > 0) {
-        (void)snprintf(text, sizeof text, "%" PRId64 " of %" PRId64 " matrices were not reached by the calibration text; their input_scale is 1",
+        (void)snprintf(text, sizeof text, "%" PRId64 " of %" PRId64 " matrices were not reached by the calibration text; their input_scale is that of "
+                       "the layer's other experts, or 1",
                        n_fallback, p->n_matrices);
         warn(p, text);
     }

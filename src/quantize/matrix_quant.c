@@ -379,7 +379,7 @@ static enum nib_status calibrate(const struct job *j, struct recipe *a, float **
         return NIB_OK;
     if (in.amax > 0) {
         j->u->stats.input_scale = in.amax / 2688.0f;
-        j->u->stats.calibrated = true;
+        j->u->stats.calibrated = in.measured;
     }
     if (method != NIB_QUANT_MSE && method != NIB_QUANT_GPTQ)
         return NIB_OK;

@@ -241,6 +241,7 @@ struct nib_quant_inputs {
     int64_t       n_in;
     uint64_t      n_rows;      /* tokens that reached it */
     float         amax;        /* 0: none did */
+    bool          measured;    /* false: taken from the layer's other inputs */
     const float  *mean_square; /* [n_in] */
     const double *hessian;     /* [n_in][n_in] mean of x x^T, gptq only; else NULL */
 };
