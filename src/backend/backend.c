@@ -5,7 +5,15 @@
 
 #include "number/kv_rows.h"
 
-static const struct nib_backend_api *const backends[] = {&nib_backend_ref, &nib_backend_cpu, NULL};
+#ifdef NIB_CUDA
+#include "backend/cuda/backend_cuda.h"
+#endif
+
+static const struct nib_backend_api *const backends[] = {&nib_backend_ref, &nib_backend_cpu,
+#ifdef NIB_CUDA
+                                                         &nib_backend_cuda,
+#endif
+                                                         NULL};
 
 const struct nib_backend_api *const *nib_backends(void)
 {

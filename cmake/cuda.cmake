@@ -1,0 +1,37 @@
+# The CUDA backend, included when NIB_CUDA is on: objects of src/backend/cuda for the library, the static runtime at link
+# time. Each architecture folder is compiled for its own targets only; any/ for all of them. Products and sums are not
+# fused unless the source says so, as on the CPU.
+enable_language(CUDA)
+find_path(NIB_CUDA_INCLUDE cuda_runtime_api.h HINTS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES} /usr/local/cuda/include REQUIRED)
+find_library(NIB_CUDART cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} /usr/local/cuda/lib64 /usr/local/cuda/lib REQUIRED)
+find_package(Threads REQUIRED)
+
+set(NIB_CUDA_TARGETS "sm_90a" CACHE STRING "GPU targets, of sm_90a; (sm_100a and sm_120a once they have kernels)")
+set(gencode)
+foreach(target IN LISTS NIB_CUDA_TARGETS)
+  string(REPLACE "sm_" "compute_" virtual ${target})
+  list(APPEND gencode "SHELL:-gencode arch=${virtual},code=${target}")
+endforeach()
+set(CMAKE_CUDA_ARCHITECTURES OFF)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo")
+
+file(GLOB cuda_c CONFIGURE_DEPENDS src/backend/cuda/*.c)
+file(GLOB cuda_any CONFIGURE_DEPENDS src/backend/cuda/any/*.cu)
+add_library(nib_backend_cuda OBJECT ${cuda_c} ${cuda_any})
+target_include_directories(nib_backend_cuda PUBLIC include src)
+target_include_directories(nib_backend_cuda SYSTEM PUBLIC ${NIB_CUDA_INCLUDE})
+target_compile_options(nib_backend_cuda PRIVATE
+  $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Werror -ffp-contract=off -fopenmp>
+  "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xcompiler=-Wall,-Wextra,-fno-threadsafe-statics,-fno-exceptions;${gencode}>")
+target_compile_definitions(nib_backend_cuda PRIVATE $<$<COMPILE_LANGUAGE:C>:_POSIX_C_SOURCE=200809L _DEFAULT_SOURCE>)
+set_target_properties(nib_backend_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
+
+file(GLOB cuda_sm90a CONFIGURE_DEPENDS src/backend/cuda/sm90a/*.cu)
+if(cuda_sm90a AND "sm_90a" IN_LIST NIB_CUDA_TARGETS)
+  target_sources(nib_backend_cuda PRIVATE ${cuda_sm90a})
+endif()
+
+list(APPEND NIB_OBJECTS $<TARGET_OBJECTS:nib_backend_cuda>)
+target_compile_definitions(nib_backend PRIVATE NIB_CUDA)
+set(NIB_CUDA_LIBRARIES ${NIB_CUDART} Threads::Threads ${CMAKE_DL_LIBS} rt)

@@ -1,0 +1,151 @@
+/* Inside of the CUDA backend: its stream with scratch, packed weights, and the launchers. C11 and C++17.
+ *
+ * Launchers only enqueue. Each begins where its op's arguments end: it owns grid arithmetic and nothing else. Kernels in
+ * any/ run on every device of the build; sm90a/ overwrites slots of the kernel table with what Hopper does better. */
+#ifndef NIB_CUDA_H
+#define NIB_CUDA_H
+
+#include <cuda_runtime_api.h>
+
+#include "backend/backend.h"
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Weights ---- */
+
+/* Where codes stand.
+ * STORED: as in the checkpoint.
+ * TILED: by 16 rows and 64 columns. Lane (g, l) of a warp owns rows g and g+8 of a tile and columns 16l .. 16l+15 of a
+ *   block, which is what four m16n8k16 products take if their k index j*16 + (2l, 2l+1, 2l+8, 2l+9) means column
+ *   16l + 4j + (0, 1, 2, 3). A lane's scale block is then one NVFP4 block. tiles.cuh has the bit order.
+ *     codes  [tile][block][chunk][lane] 16 bytes: 1 chunk at 4 bits, 2 at 8, 4 at 16
+ *     scales NVFP4: [tile][group of 4 blocks][lane][block] {row g, row g+8} bytes; MXFP4 the same for lane pairs; a last
+ *            group of fewer blocks is [block][lane]. FP8: one byte for 128 x 128 as stored. */
+enum nib_cuda_layout { NIB_CUDA_STORED, NIB_CUDA_TILED };
+
+/* Passed by value to kernels. */
+struct nib_cuda_matrix {
+    const uint8_t *codes, *scales;
+    const float   *alpha;                        /* [n_stack] multiplies finished sums */
+    int64_t        codes_stride, scales_stride;  /* bytes from one matrix of the stack to the next */
+    int32_t        type, layout, n_stack, n_out, n_in;
+};
+
+struct nib_cuda_weight {
+    struct nib_weight      head;
+    struct nib_cuda_matrix m;
+    void                  *memory;
+};
+
+static inline const struct nib_cuda_matrix *nib_cuda_matrix_of(const struct nib_weight *w)
+{
+    return &((const struct nib_cuda_weight *)w)->m;
+}
+
+/* ---- Stream ---- */
+
+/* One stack of matrices that multiplies rows made ready: the two halves of a product. */
+struct nib_cuda_rows {
+    const uint16_t *part;        /* bf16 [n_parts][rows][stride]; a value is the sum of its parts */
+    int64_t         stride, part_stride;
+    int32_t         n_parts;
+    const float    *f32;         /* [rows][f32_stride] for F32 weights, else NULL */
+    int64_t         f32_stride;
+};
+
+struct nib_cuda_moe_scratch {
+    float    *route;   /* [rows][n_experts] */
+    int32_t  *chosen;  /* [rows][top_k] */
+    float    *weight;  /* [rows][top_k] */
+    int32_t  *first;   /* [n_experts + 1] first sorted pair of each expert */
+    int32_t  *pair;    /* [pairs] row * top_k + place, sorted by expert */
+    int32_t  *place;   /* [pairs] where a pair stands in that order */
+    int32_t  *segment; /* [2 * segments]: expert, first sorted pair; a tile's worth of pairs each */
+    int32_t  *n_segments;
+    float    *hidden;  /* [pairs + rows][inner] */
+    uint16_t *parts;   /* [3][pairs + rows][inner] */
+    float    *y;       /* [pairs + rows][dim] */
+    int32_t   n_rows;  /* that one pass takes */
+};
+
+struct nib_stream {
+    struct nib_dims      dims;
+    cudaStream_t         handle;
+    int32_t              n_sms, arch;
+    bool                 broken; /* an asynchronous fault: nothing works until reopened */
+    struct nib_error     error;  /* of the last failure */
+    uint16_t            *parts;  /* [n_parts_max] */
+    int64_t              n_parts_max;
+    float               *out;    /* [n_rows_max][n_groups * o_rank] */
+    float               *score;  /* [n_score_rows][n_entries_max] */
+    int32_t              n_score_rows, n_entries_max;
+    double              *sample; /* [n_sample_rows][2 * vocab] */
+    int32_t              n_sample_rows;
+    float               *attend; /* [n_attend_parts] partial sums of split attention */
+    int64_t              n_attend_max;
+    struct nib_cuda_moe_scratch moe;
+    cudaStream_t         side;   /* work beside the main queue, joined by events */
+    cudaEvent_t          fork, join;
+};
+
+/* Maps the result of a launch or call; clears it. Failures go to s->error with `what`. */
+enum nib_status nib_cuda_check(struct nib_stream *s, cudaError_t e, const char *what);
+
+/* Whether this build holds machine code for the current device. */
+bool nib_cuda_runs_here(void);
+
+/* ---- Launchers of weights (any/pack.cu) ---- */
+
+/* Bytes of one matrix's codes and scales in its packed layout. */
+enum nib_cuda_layout nib_cuda_layout_of(const struct nib_weight_desc *d, size_t *codes, size_t *scales);
+/* From a copy of the stored bytes on the device to matrix i of m; multiplier is an NVFP4 global scale, else 1. most: one
+ * int of device scratch. */
+cudaError_t nib_cuda_pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
+                          const uint8_t *scales, float multiplier, int32_t *most);
+
+/* ---- Products (any/linear.cu) ---- */
+
+/* Rows [first, first + n) of the part of x that `act` names, as bf16 parts in s->parts, from `at` on (elements; advanced).
+ * BF16 plain rows are used where they are. */
+enum nib_status nib_cuda_rows_prepare(struct nib_stream *s, const struct nib_act *x, enum nib_act_format act, int32_t first,
+                                      int32_t n, bool f32, int64_t *at, struct nib_cuda_rows *out);
+/* Rows that one pass over x may take. */
+int32_t nib_cuda_rows_fit(const struct nib_stream *s, int32_t cols, int32_t n_rows);
+
+#define NIB_CUDA_PRODUCTS 8
+/* y[i] = w[i] . x[i] for n rows, in one launch. x_group: columns of x for each group_rows outputs (0: all share x). */
+struct nib_cuda_products {
+    int32_t                n, n_weights, group_rows;
+    struct nib_cuda_matrix w[NIB_CUDA_PRODUCTS];
+    struct nib_cuda_rows   x[NIB_CUDA_PRODUCTS];
+    struct nib_mat         y[NIB_CUDA_PRODUCTS]; /* first row is row 0 */
+};
+enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cuda_products *p);
+
+/* ---- Ops, one file a family ---- */
+
+enum nib_status nib_cuda_embed(struct nib_stream *s, const struct nib_embed_args *a);
+enum nib_status nib_cuda_norm(struct nib_stream *s, const struct nib_norm_args *a);
+enum nib_status nib_cuda_linear(struct nib_stream *s, const struct nib_linear_args *a);
+enum nib_status nib_cuda_q_rope(struct nib_stream *s, const struct nib_q_rope_args *a);
+enum nib_status nib_cuda_kv_insert(struct nib_stream *s, const struct nib_kv_insert_args *a);
+enum nib_status nib_cuda_compress(struct nib_stream *s, const struct nib_compress_args *a);
+enum nib_status nib_cuda_index_select(struct nib_stream *s, const struct nib_index_select_args *a);
+enum nib_status nib_cuda_attend(struct nib_stream *s, const struct nib_attend_args *a);
+enum nib_status nib_cuda_o_a(struct nib_stream *s, const struct nib_o_a_args *a);
+enum nib_status nib_cuda_moe(struct nib_stream *s, const struct nib_moe_args *a);
+enum nib_status nib_cuda_hc_pre(struct nib_stream *s, const struct nib_hc_pre_args *a);
+enum nib_status nib_cuda_hc_post(struct nib_stream *s, const struct nib_hc_post_args *a);
+enum nib_status nib_cuda_hc_head(struct nib_stream *s, const struct nib_hc_head_args *a);
+enum nib_status nib_cuda_head(struct nib_stream *s, const struct nib_head_args *a);
+enum nib_status nib_cuda_mtp_join(struct nib_stream *s, const struct nib_mtp_join_args *a);
+enum nib_status nib_cuda_copy_rows(struct nib_stream *s, const struct nib_copy_rows_args *a);
+enum nib_status nib_cuda_sample(struct nib_stream *s, const struct nib_sample_args *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

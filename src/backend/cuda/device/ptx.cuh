@@ -1,0 +1,91 @@
+/* Instructions that C has no name for, one wrapper each, and the warp's sums. */
+#ifndef NIB_CUDA_PTX_CUH
+#define NIB_CUDA_PTX_CUH
+
+#include "backend/cuda/device/numbers.cuh"
+
+/* d += a . b, a 16 x 16 (row-major fragment), b 16 x 8, bf16 in, fp32 out. Lane (g, l) = (lane / 4, lane % 4) holds of
+ * a: rows g, g+8, g, g+8 at k = 2l, 2l, 2l+8, 2l+8 (two values each); of b: column g at k = 2l and 2l+8; of d: rows g,
+ * g, g+8, g+8 at columns 2l, 2l+1, 2l, 2l+1. */
+NIB_DEVICE void nib_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Two bf16 products, rounded once each; subnormals are kept. */
+NIB_DEVICE uint32_t nib_mul_bf16x2(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+/* The two floats as bf16, low half first. */
+NIB_DEVICE uint32_t nib_pack_bf16x2(float low, float high)
+{
+    uint32_t d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+/* 16 bytes that will not be read again soon: past L1, which keeps the activations. */
+NIB_DEVICE uint4 nib_load_stream(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+NIB_DEVICE float nib_warp_sum(float v)
+{
+    for (int offset = 16; offset > 0; offset /= 2)
+        v += __shfl_xor_sync(~0u, v, offset);
+    return v;
+}
+
+NIB_DEVICE double nib_warp_sum_f64(double v)
+{
+    for (int offset = 16; offset > 0; offset /= 2)
+        v += __shfl_xor_sync(~0u, v, offset);
+    return v;
+}
+
+NIB_DEVICE uint32_t nib_warp_max_u32(uint32_t v)
+{
+    return __reduce_max_sync(~0u, v);
+}
+
+/* Sum over the block, the same bits in every thread; buffer [32] in shared memory. Ends with the buffer free. */
+NIB_DEVICE double nib_block_sum_f64(double v, double *buffer)
+{
+    int warp = (int)threadIdx.x / 32, n_warps = ((int)blockDim.x + 31) / 32;
+    v = nib_warp_sum_f64(v);
+    if (threadIdx.x % 32 == 0)
+        buffer[warp] = v;
+    __syncthreads();
+    double sum = 0;
+    for (int i = 0; i < n_warps; i++)
+        sum += buffer[i];
+    __syncthreads();
+    return sum;
+}
+
+NIB_DEVICE uint32_t nib_block_max_u32(uint32_t v, uint32_t *buffer)
+{
+    int warp = (int)threadIdx.x / 32, n_warps = ((int)blockDim.x + 31) / 32;
+    v = nib_warp_max_u32(v);
+    if (threadIdx.x % 32 == 0)
+        buffer[warp] = v;
+    __syncthreads();
+    uint32_t most = 0;
+    for (int i = 0; i < n_warps; i++)
+        most = max(most, buffer[i]);
+    __syncthreads();
+    return most;
+}
+
+#endif
