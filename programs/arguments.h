@@ -57,7 +57,7 @@ struct cli_engine_options {
 };
 void cli_engine_options_init(struct cli_engine_options *e);
 
-/* Names for --backend, as the library knows them; NULL-terminated. */
+/* Names for --backend, as the library knows them, whether or not this build has them; NULL-terminated. */
 extern const char *const cli_backend_names[];
 
 #endif

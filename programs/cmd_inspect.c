@@ -146,7 +146,7 @@ static void print_backends(const struct nib_model *m, const struct nib_options *
     for (int i = 0; cli_backend_names[i]; i++)
         if (has_backend(m, options, cli_backend_names[i]))
             (void)printf(" %s", cli_backend_names[i]);
-    (void)printf(" (both run on the CPU; there is no GPU backend yet)\n");
+    (void)printf("%s\n", has_backend(m, options, "cuda") ? "" : "; none for GPUs");
 }
 
 /* ---- JSON ---- */

@@ -38,7 +38,12 @@ static void print_help(FILE *f)
 
 static int unknown_command(const char *name)
 {
-    return cli_usage("'%s' is not a command; there are run, logits, score, inspect, quantize and help", name);
+    char   all[128] = "";
+    size_t used = 0;
+
+    for (int i = 0; i < N_COMMANDS && used < sizeof all; i++)
+        used += (size_t)snprintf(all + used, sizeof all - used, "%s, ", commands[i].name);
+    return cli_usage("'%s' is not a command; there are %shelp", name, all);
 }
 
 static int help(int argc, char **argv)

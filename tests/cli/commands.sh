@@ -97,6 +97,7 @@ refuses 2 '--ids is missing' logits
 refuses 2 '--last: 3 is out of range' logits --ids 0,5 --last 3
 refuses 2 'id 2048 at place 1 is outside 0..2047' logits --ids 0,2048
 refuses 2 'id -1 at place 0' logits --ids -1
+refuses 2 "--backend: 'gpu' is not known" run -p a --backend gpu
 refuses 2 '--ctx: 16385 is out of range' inspect --ctx 16385
 refuses 2 '--numerics release' logits --ids 0 --numerics release --kv bf16
 refuses 2 '--numerics release' logits --ids 0 --numerics release --act-quant nvfp4
