@@ -339,32 +339,34 @@ void nib_quant_context_init(struct nib_quant_context *c, const struct nib_quant_
                                     .chunk_bytes = (size_t)chunk, .done_bytes = done_bytes, .tick = report_progress, .what = what};
 }
 
-/* Weights a second that choose, encode and measure take on this machine. */
+static double thread_clock(void)
+{
+    struct timespec t = {0};
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Weights a second that choose, encode and measure take: one thread's own time, times the threads, so that a busy machine gives the
+ * same answer. */
 static double measure_rate(const struct nib_quant_context *c, enum nib_quant_choice how)
 {
     enum { COLS = 4096, ROWS = 64 };
-    uint16_t *x = malloc(sizeof *x * COLS * ROWS);
-    uint32_t  seed = 1;
-    double    rate = 1e8;
-    for (int64_t i = 0; x && i < COLS * ROWS; i++) {
+    uint16_t x[COLS];
+    uint8_t  scales[COLS / NIB_QUANT_BLOCK], codes[COLS / 2];
+    uint32_t seed = 1;
+    for (int i = 0; i < COLS; i++) {
         seed = seed * 1664525u + 1013904223u;
         x[i] = (uint16_t)(0x3c00u + (seed >> 22) + ((seed >> 8 & 1u) << 15));
     }
-    if (x) {
-        const double start = nib_quant_clock();
-#pragma omp parallel for schedule(static) num_threads(c->n_threads)
-        for (int64_t i = 0; i < ROWS; i++) {
-            uint8_t scales[COLS / NIB_QUANT_BLOCK], codes[COLS / 2];
-            struct nib_quant_sums sums = {0};
-            const struct nib_quant_row r = {.bf16 = x + i * COLS, .n_blocks = COLS / NIB_QUANT_BLOCK, .g = 1e-5f, .unit = 1};
-            c->kernels->choose(&r, how, scales);
-            (void)c->kernels->encode(&r, scales, codes);
-            c->kernels->measure(&r, scales, codes, &sums);
-        }
-        rate = COLS * ROWS / (nib_quant_clock() - start + 1e-9);
+    const struct nib_quant_row r = {.bf16 = x, .n_blocks = COLS / NIB_QUANT_BLOCK, .g = 1e-5f, .unit = 1};
+    const double               start = thread_clock();
+    for (int i = 0; i < ROWS; i++) {
+        struct nib_quant_sums sums = {0};
+        c->kernels->choose(&r, how, scales);
+        (void)c->kernels->encode(&r, scales, codes);
+        c->kernels->measure(&r, scales, codes, &sums);
     }
-    free(x);
-    return rate;
+    return (double)COLS * ROWS * c->n_threads / (thread_clock() - start + 1e-9);
 }
 
 static void estimate(const struct nib_quant_context *c, struct nib_quantize_result *r)

@@ -381,7 +381,7 @@ static enum nib_status calibrate(const struct job *j, struct recipe *a, float **
         j->u->stats.input_scale = in.amax / 2688.0f;
         j->u->stats.calibrated = in.measured;
     }
-    if (method != NIB_QUANT_MSE && method != NIB_QUANT_GPTQ)
+    if (j->u->action == NIB_QUANT_CAST || (method != NIB_QUANT_MSE && method != NIB_QUANT_GPTQ))
         return NIB_OK;
     *weights = weights_of(&in);
     if (!*weights)
@@ -392,7 +392,7 @@ static enum nib_status calibrate(const struct job *j, struct recipe *a, float **
     return NIB_OK;
 }
 
-static enum nib_status encode_recipe(const struct job *j, struct recipe *a, float **weights)
+static enum nib_status encode_recipe(const struct job *j, struct recipe *a)
 {
     const struct nib_quant_unit *u = j->u;
     float                        amax = u->amax;
@@ -405,7 +405,7 @@ static enum nib_status encode_recipe(const struct job *j, struct recipe *a, floa
         a->g = amax > 0 ? FLT_TRUE_MIN : 1.0f;
     a->unit = nib_quant_unit_of(amax);
     j->u->stats.global_scale = a->g;
-    return calibrate(j, a, weights);
+    return NIB_OK;
 }
 
 static enum nib_status convert_rows(const struct job *j, struct nib_quant_rows *r, const struct recipe *a)
@@ -449,7 +449,9 @@ static enum nib_status convert(const struct job *j)
     if (status == NIB_OK)
         status = find_limits(j, &r);
     if (status == NIB_OK)
-        status = cast ? cast_recipe(j, &a) : encode_recipe(j, &a, &weights);
+        status = cast ? cast_recipe(j, &a) : encode_recipe(j, &a);
+    if (status == NIB_OK)
+        status = calibrate(j, &a, &weights);
     r.k_ref = a.k_max;
     if (status == NIB_OK)
         status = convert_rows(j, &r, &a);
