@@ -38,7 +38,7 @@ static enum nib_status io_error(struct nib_error *err, const char *verb, const c
     return nib_error_set(err, NIB_E_IO, "cannot %s '%s': %s", verb, path, nib_errno_text(number, text, sizeof text));
 }
 
-/* The size that fstat reports is only a first guess: pipes report 0 and files may grow while they are read. */
+/* The size that fstat reports is only a first guess: files of /proc report 0, and others may grow while they are read. */
 static enum nib_status read_all(int fd, size_t n_guess, const char *path, size_t max_bytes, char **data, size_t *n,
                                 struct nib_error *err)
 {
@@ -84,7 +84,8 @@ enum nib_status nib_file_read(const char *path, size_t max_bytes, char **data, s
     *n = 0;
     if (max_bytes > SIZE_MAX / 4)
         max_bytes = SIZE_MAX / 4;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* Non-blocking, so that a FIFO under this name is refused below rather than waited for. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return io_error(err, "open", path, errno);
 
@@ -94,6 +95,8 @@ enum nib_status nib_file_read(const char *path, size_t max_bytes, char **data, s
         status = io_error(err, "read", path, errno);
     } else if (S_ISDIR(st.st_mode)) {
         status = io_error(err, "read", path, EISDIR);
+    } else if (!S_ISREG(st.st_mode)) {
+        status = nib_error_set(err, NIB_E_IO, "'%s' is not a regular file", path);
     } else if (st.st_size > 0 && (uint64_t)st.st_size > max_bytes) {
         status = nib_error_set(err, NIB_E_FORMAT, "'%s' has %lld bytes, the most allowed here is %zu", path,
                                (long long)st.st_size, max_bytes);

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "checkpoint/json_file.h"
 #include "checkpoint/json_keys.h"
+#include "model/quant_config.h"
 
 #define CONFIG_BYTES_MAX (16u << 20)
 
@@ -349,6 +350,9 @@ static void read_all(struct nib_keys *r, struct nib_config *c)
     nib_keys_int(r, "max_position_embeddings", NULL, 1, 1 << 24, fallback, &c->n_ctx_max);
     if (r->status == NIB_OK)
         check_relations(r, c);
+    const json_t *quantization = nib_keys_object(r, "quantization_config");
+    if (quantization)
+        r->status = nib_quant_config_check(quantization, r->what, r->err);
 }
 
 enum nib_status nib_config_parse(const char *text, size_t n, const char *what, struct nib_config *out,
@@ -408,7 +412,7 @@ enum nib_status nib_config_read(const char *dir, struct nib_config *out, struct 
     (void)snprintf(path, sizeof path, "%s/generation_config.json", dir);
     if (status == NIB_OK && (lstat(path, &st) == 0 || errno != ENOENT))
         status = read_generation(path, out, err);
-    return status;
+    return status == NIB_OK ? nib_quant_config_read(dir, err) : status;
 }
 
 void nib_rope_freq(const struct nib_config *c, bool compressed, float *freq)

@@ -27,7 +27,7 @@ struct nib_config {
     bool    greedy;
 };
 
-/* Read dir/config.json (and generation_config.json if present). */
+/* Read dir/config.json (and generation_config.json and hf_quant_config.json if present). */
 enum nib_status nib_config_read(const char *dir, struct nib_config *out, struct nib_error *err);
 
 /* The same from text; `what` names it in errors. */

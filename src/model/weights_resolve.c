@@ -1,7 +1,5 @@
-/* From tensor names to sources: which tensors make up a field, and in which format. Headers only; no data is read.
- *
- * A linear's format is decided by its own tensors, never by the config: dtype, the suffixes that exist, and the scales' column
- * count (one-byte dtypes alone cannot tell E4M3 from UE8M0 or codes from values). */
+/* From tensor names to sources: which tensors make up a field. Formats of single matrices are weights_formats.c's. */
+#include "model/weights_formats.h"
 #include "model/weights_table.h"
 
 #include <inttypes.h>
@@ -13,161 +11,11 @@ struct resolver {
     const struct nib_config     *c;
     struct nib_sources          *out;
     struct nib_error            *err;
+    struct nib_matrix_reader     matrix;
     bool                         hf;
     const char                  *mtp_prefix;
     int32_t                      capacity;
 };
-
-static const char *shape_text(const int64_t *shape, int32_t n, char *buf, size_t size)
-{
-    size_t used = 0;
-    buf[0] = '\0';
-    for (int32_t i = 0; i < n && used < size; i++)
-        used += (size_t)snprintf(buf + used, size - used, "%s%" PRId64, i ? ", " : "[", shape[i]);
-    if (used < size)
-        (void)snprintf(buf + used, size - used, n ? "]" : "[]");
-    return buf;
-}
-
-static enum nib_status want_shape(struct resolver *r, const struct nib_tensor_entry *e, int64_t rows, int64_t cols)
-{
-    if (e->n_dims == 2 && e->shape[0] == rows && e->shape[1] == cols)
-        return NIB_OK;
-    char found[96];
-    return nib_error_set(r->err, NIB_E_FORMAT,
-                         "%s: tensor '%s' has shape %s, wanted [%" PRId64 ", %" PRId64 "] by config.json", e->file, e->name,
-                         shape_text(e->shape, e->n_dims, found, sizeof found), rows, cols);
-}
-
-static const struct nib_tensor_entry *find(struct resolver *r, const char *base, const char *suffix)
-{
-    char name[512];
-    const int n = snprintf(name, sizeof name, "%s%s", base, suffix);
-    if (n < 0 || (size_t)n >= sizeof name)
-        return NULL;
-    return nib_checkpoint_find(r->ck, name);
-}
-
-static const char *const k_scale_suffixes[] = {".weight_scale", ".scale", ".weight_scale_inv"};
-
-static const struct nib_tensor_entry *find_scales(struct resolver *r, const char *base)
-{
-    for (size_t i = 0; i < sizeof k_scale_suffixes / sizeof k_scale_suffixes[0]; i++) {
-        const struct nib_tensor_entry *e = find(r, base, k_scale_suffixes[i]);
-        if (e)
-            return e;
-    }
-    return NULL;
-}
-
-static enum nib_status no_scales(struct resolver *r, const struct nib_tensor_entry *w, const char *base)
-{
-    return nib_error_set(r->err, NIB_E_FORMAT,
-                         "%s: tensor '%s' is %s but has no scales: none of '%s.weight_scale', '.scale', '.weight_scale_inv' exists",
-                         w->file, w->name, nib_st_dtype_name(w->dtype), base);
-}
-
-static enum nib_status wrong_dtype(struct resolver *r, const struct nib_tensor_entry *e, const char *wanted)
-{
-    return nib_error_set(r->err, NIB_E_UNSUPPORTED, "%s: tensor '%s' has dtype %s, wanted %s", e->file, e->name,
-                         nib_st_dtype_name(e->dtype), wanted);
-}
-
-static enum nib_status read_global(struct resolver *r, const struct nib_tensor_entry *w, const char *base, float *out)
-{
-    const struct nib_tensor_entry *g = find(r, base, ".weight_scale_2");
-    if (!g)
-        return nib_error_set(r->err, NIB_E_FORMAT, "%s: NVFP4 tensor '%s' has no '%s.weight_scale_2'", w->file, w->name, base);
-    if (g->dtype != NIB_ST_F32)
-        return wrong_dtype(r, g, "F32");
-    if (g->bytes != sizeof *out)
-        return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' holds %" PRIu64 " bytes, wanted one F32 value", g->file,
-                             g->name, g->bytes);
-    memcpy(out, g->data, sizeof *out);
-    if (!(*out > 0.0f) || *out > 3.4e38f)
-        return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' is %g, wanted a finite global scale above 0", g->file,
-                             g->name, (double)*out);
-    r->out->n_tensors_used++;
-    return NIB_OK;
-}
-
-/* Two codes a byte: NVFP4 or MXFP4, told apart by how many scale columns there are. */
-static enum nib_status resolve_fp4(struct resolver *r, const struct nib_tensor_entry *w, const char *base, int64_t rows,
-                                   int64_t cols, enum nib_weight_type *type, struct nib_weight_part *part, uint64_t *bytes)
-{
-    const struct nib_tensor_entry *s = find_scales(r, base);
-    if (!s)
-        return no_scales(r, w, base);
-    if (cols % 16 != 0)
-        return nib_error_set(r->err, NIB_E_UNSUPPORTED, "%s: tensor '%s' has %" PRId64 " input channels, FP4 wants a multiple of 16",
-                             w->file, w->name, cols);
-    NIB_TRY(want_shape(r, w, rows, cols / 2));
-    if (s->n_dims == 2 && s->shape[1] == cols / 16) {
-        if (s->dtype != NIB_ST_F8_E4M3 && s->dtype != NIB_ST_U8)
-            return wrong_dtype(r, s, "F8_E4M3 (NVFP4 block scales)");
-        *type = NIB_WEIGHT_NVFP4;
-        NIB_TRY(want_shape(r, s, rows, cols / 16));
-        NIB_TRY(read_global(r, w, base, &part->global_scale));
-        *bytes += sizeof part->global_scale;
-    } else {
-        if (s->dtype != NIB_ST_F8_E8M0 && s->dtype != NIB_ST_U8)
-            return wrong_dtype(r, s, "F8_E8M0 (MXFP4 block scales) or F8_E4M3 with a column for each 16 channels (NVFP4)");
-        if (cols % 32 != 0)
-            return nib_error_set(r->err, NIB_E_UNSUPPORTED,
-                                 "%s: tensor '%s' has %" PRId64 " input channels, MXFP4 wants a multiple of 32", w->file, w->name, cols);
-        *type = NIB_WEIGHT_MXFP4;
-        NIB_TRY(want_shape(r, s, rows, cols / 32));
-    }
-    part->scales = s->data;
-    *bytes += s->bytes;
-    r->out->n_tensors_used++;
-    return NIB_OK;
-}
-
-static enum nib_status resolve_fp8(struct resolver *r, const struct nib_tensor_entry *w, const char *base, int64_t rows,
-                                   int64_t cols, struct nib_weight_part *part, uint64_t *bytes)
-{
-    const struct nib_tensor_entry *s = find_scales(r, base);
-    if (!s)
-        return no_scales(r, w, base);
-    if (s->dtype != NIB_ST_F8_E8M0 && s->dtype != NIB_ST_U8)
-        return wrong_dtype(r, s, "F8_E8M0 (128x128 block scales)");
-    NIB_TRY(want_shape(r, w, rows, cols));
-    NIB_TRY(want_shape(r, s, (rows + 127) / 128, (cols + 127) / 128));
-    part->scales = s->data;
-    *bytes += s->bytes;
-    r->out->n_tensors_used++;
-    return NIB_OK;
-}
-
-/* One matrix by its base name (without ".weight"). */
-static enum nib_status resolve_matrix(struct resolver *r, const char *base, int64_t rows, int64_t cols,
-                                      const struct nib_tensor_entry **entry, enum nib_weight_type *type,
-                                      struct nib_weight_part *part, uint64_t *bytes)
-{
-    const struct nib_tensor_entry *w = find(r, base, ".weight");
-    if (!w)
-        return nib_error_set(r->err, NIB_E_FORMAT, "tensor '%s.weight' is missing", base);
-    *entry = w;
-    part->data = w->data;
-    part->scales = NULL;
-    part->global_scale = 1.0f;
-    *bytes += w->bytes;
-    r->out->n_tensors_used++;
-    switch (w->dtype) {
-    case NIB_ST_U8:
-    case NIB_ST_I8: return resolve_fp4(r, w, base, rows, cols, type, part, bytes);
-    case NIB_ST_F8_E4M3: *type = NIB_WEIGHT_FP8; return resolve_fp8(r, w, base, rows, cols, part, bytes);
-    case NIB_ST_BF16: *type = NIB_WEIGHT_BF16; break;
-    case NIB_ST_F32: *type = NIB_WEIGHT_F32; break;
-    default: return wrong_dtype(r, w, "BF16, F32, F8_E4M3, or U8/I8 (FP4 codes)");
-    }
-    const struct nib_tensor_entry *stray = find_scales(r, base);
-    if (stray)
-        return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' is %s, which takes no scales, but '%s' exists", w->file, w->name,
-                             nib_st_dtype_name(w->dtype), stray->name);
-    return want_shape(r, w, rows, cols);
-}
 
 /* "<prefix><pattern>", with %d replaced by the expert; the alternative-th of the pattern's '|' parts. False: no such part. */
 static bool field_name(struct resolver *r, const char *prefix, const char *pattern, int32_t alternative, int32_t expert,
@@ -225,10 +73,15 @@ static enum nib_status resolve_linear(struct resolver *r, const struct nib_field
     const char *pattern = r->hf ? f->hf : f->official;
     (void)field_name(r, prefix, pattern, 0, 0, first, sizeof first);
     for (int32_t i = 0; field_name(r, prefix, pattern, i, 0, base, sizeof base); i++) {
-        if (!find(r, base, ".weight"))
+        if (!nib_matrix_exists(&r->matrix, base))
             continue;
-        NIB_TRY(resolve_matrix(r, base, s->n_out, s->n_in, &s->entry, &s->type, &s->part[0], &s->bytes));
-        s->name = s->part_name[0] = s->entry->name;
+        struct nib_matrix m;
+        NIB_TRY(nib_matrix_resolve(&r->matrix, base, s->n_out, s->n_in, &m));
+        s->entry = m.entry;
+        s->type = m.type;
+        s->part[0] = m.part;
+        s->bytes = m.bytes;
+        s->name = s->part_name[0] = m.entry->name;
         return NIB_OK;
     }
     return nib_error_set(r->err, NIB_E_FORMAT, "tensor '%s.weight' is missing", first);
@@ -239,13 +92,13 @@ static enum nib_status resolve_stacked(struct resolver *r, const struct nib_fiel
                                        struct nib_source *s)
 {
     if (e->dtype != NIB_ST_BF16 && e->dtype != NIB_ST_F32)
-        return wrong_dtype(r, e, "BF16 or F32 (stacked experts)");
+        return nib_wrong_dtype(e, "BF16 or F32 (stacked experts)", r->err);
     const int64_t rows = (int64_t)f->stacked_parts * s->n_out;
     if (e->n_dims != 3 || e->shape[0] != s->n_stack || e->shape[1] != rows || e->shape[2] != s->n_in) {
         char found[96];
         return nib_error_set(r->err, NIB_E_FORMAT,
                              "%s: tensor '%s' has shape %s, wanted [%" PRId32 ", %" PRId64 ", %" PRId32 "] by config.json", e->file,
-                             e->name, shape_text(e->shape, e->n_dims, found, sizeof found), s->n_stack, rows, s->n_in);
+                             e->name, nib_shape_text(e, found, sizeof found), s->n_stack, rows, s->n_in);
     }
     s->type = e->dtype == NIB_ST_BF16 ? NIB_WEIGHT_BF16 : NIB_WEIGHT_F32;
     s->entry = e;
@@ -267,24 +120,26 @@ static enum nib_status resolve_experts(struct resolver *r, const struct nib_fiel
 {
     char base[400];
     if (r->hf) {
-        const struct nib_tensor_entry *e = find(r, prefix, f->hf_stacked);
+        (void)snprintf(base, sizeof base, "%s%s", prefix, f->hf_stacked);
+        const struct nib_tensor_entry *e = nib_checkpoint_find(r->ck, base);
         if (e)
             return resolve_stacked(r, f, e, s);
     }
     for (int32_t i = 0; i < s->n_stack; i++) {
-        const struct nib_tensor_entry *entry = NULL;
-        enum nib_weight_type type = NIB_WEIGHT_F32;
+        struct nib_matrix m;
         (void)field_name(r, prefix, r->hf ? f->hf : f->official, 0, i, base, sizeof base);
-        NIB_TRY(resolve_matrix(r, base, s->n_out, s->n_in, &entry, &type, &s->part[i], &s->bytes));
-        s->part_name[i] = entry->name;
+        NIB_TRY(nib_matrix_resolve(&r->matrix, base, s->n_out, s->n_in, &m));
+        s->part[i] = m.part;
+        s->part_name[i] = m.entry->name;
+        s->bytes += m.bytes;
         if (i == 0) {
-            s->type = type;
-            s->entry = entry;
-            s->name = entry->name;
-        } else if (type != s->type) {
+            s->type = m.type;
+            s->entry = m.entry;
+            s->name = m.entry->name;
+        } else if (m.type != s->type) {
             return nib_error_set(r->err, NIB_E_UNSUPPORTED,
-                                 "%s: tensor '%s' is in another format than '%s'; the experts of a layer must share one", entry->file,
-                                 entry->name, s->name);
+                                 "%s: tensor '%s' is in another format than '%s'; the experts of a layer must share one", m.entry->file,
+                                 m.entry->name, s->name);
         }
     }
     return NIB_OK;
@@ -303,19 +158,19 @@ static enum nib_status resolve_vector(struct resolver *r, const struct nib_field
     r->out->n_tensors_used++;
     if (f->kind == NIB_FIELD_IDS) {
         if (e->dtype != NIB_ST_I64 && e->dtype != NIB_ST_I32)
-            return wrong_dtype(r, e, "I64 or I32");
+            return nib_wrong_dtype(e, "I64 or I32", r->err);
     } else if (e->dtype != NIB_ST_F32 && e->dtype != NIB_ST_BF16) {
-        return wrong_dtype(r, e, "F32 or BF16");
+        return nib_wrong_dtype(e, "F32 or BF16", r->err);
     }
     if (f->cols != NIB_DIM_1)
-        return want_shape(r, e, s->n_out, s->n_in);
+        return nib_want_shape(e, s->n_out, s->n_in, r->err);
     if (e->n_dims == 1 && e->shape[0] == s->n_out)
         return NIB_OK;
     if (e->n_dims == 0 && s->n_out == 1)
         return NIB_OK;
     char found[96];
     return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' has shape %s, wanted [%" PRId32 "] by config.json", e->file, e->name,
-                         shape_text(e->shape, e->n_dims, found, sizeof found), s->n_out);
+                         nib_shape_text(e, found, sizeof found), s->n_out);
 }
 
 static bool field_applies(const struct nib_field *f, int32_t ratio, bool hash)
@@ -409,8 +264,9 @@ enum nib_status nib_sources_resolve(const struct nib_checkpoint *ck, const struc
 {
     memset(out, 0, sizeof *out);
     nib_arena_init(&out->arena);
-    struct resolver r = {.ck = ck, .c = c, .out = out, .err = err};
+    struct resolver r = {.ck = ck, .c = c, .out = out, .err = err, .matrix = {.ck = ck, .arena = &out->arena, .err = err}};
     const enum nib_status status = resolve_all(&r);
+    out->n_tensors_used += r.matrix.n_tensors_used;
     if (status != NIB_OK)
         nib_sources_deinit(out);
     return status;

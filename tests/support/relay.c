@@ -1,33 +1,19 @@
 /* The kinds of layout as a table, and the walk over a checkpoint that applies one. */
 #include "support/relay.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/file.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/json_file.h"
-#include "checkpoint/writer.h"
+#include "support/relay_kind.h"
 #include "support/relay_names.h"
 #include "support/relay_values.h"
 
-enum form { KEEP, BF16, NVFP4, FP8 };
-
-struct kind {
-    const char *name, *text;
-    enum form experts, dense; /* routed experts; other linears that are stored in few bits */
-    enum form mtp;            /* all of the MTP block's, if not KEEP */
-    bool bf16_wo_a, hf_names, stack, drop_mtp;
-    const char *scale_suffix; /* NULL: as it is */
-    int64_t n_shards;         /* 0: as many files as the source's size suggests, i.e. one */
-};
-
-static const struct kind kinds[] = {
+static const struct relay_kind kinds[] = {
     { .name = "bf16", .text = "HF names, BF16, experts one by one", .experts = BF16, .dense = BF16, .hf_names = true },
     { .name = "bf16-stacked",
       .text = "HF names, BF16, experts stacked",
@@ -44,6 +30,23 @@ static const struct kind kinds[] = {
     { .name = "scale-names-plain", .text = "scales named .weight_scale", .scale_suffix = ".weight_scale" },
     { .name = "fp8-experts", .text = "experts as FP8 128x128", .experts = FP8 },
     { .name = "mtp-bf16", .text = "MTP block as BF16", .mtp = BF16 },
+    { .name = "mtp-mxfp4", .text = "experts as NVFP4, those of the MTP block as they are", .experts = NVFP4, .mtp_experts = AS_STORED },
+    { .name = "mtp-nvfp4", .text = "experts of the MTP block as NVFP4, no others", .mtp_experts = NVFP4 },
+    { .name = "mixed", .text = "experts in another format in each layer, w2 in another than w1 and w3", .experts = BY_LAYER },
+    { .name = "ct-nvfp4",
+      .text = "compressed-tensors: experts as weight_packed, FP8 scales as F32",
+      .experts = NVFP4,
+      .compressed = true,
+      .scale_suffix = ".weight_scale",
+      .scale_dtype = "F32" },
+    { .name = "ct-nvfp4-hf",
+      .text = "the same with HF names, FP8 scales as BF16, MTP block as BF16",
+      .experts = NVFP4,
+      .mtp = BF16,
+      .hf_names = true,
+      .compressed = true,
+      .scale_suffix = ".weight_scale",
+      .scale_dtype = "BF16" },
     { .name = "no-mtp", .text = "without the MTP block", .drop_mtp = true },
     { .name = "sharded", .text = "five shards", .n_shards = 5 },
     { .name = "single", .text = "one file, no index" },
@@ -60,7 +63,7 @@ const char *relay_kind(int i)
 }
 
 struct relay {
-    const struct kind *kind;
+    const struct relay_kind *kind;
     const struct nib_checkpoint *c;
     struct relay_items out;
     struct nib_error *err;
@@ -116,6 +119,61 @@ static enum nib_status write_bf16(struct relay *r, const struct relay_linear *w)
     return status;
 }
 
+/* Companions in compressed-tensors' spelling: other suffixes, and global scales as divisors. */
+static void to_compressed(struct relay_item *it, char *name, size_t n)
+{
+    static const char *const suffixes[][2] = { { ".weight_scale_2", ".weight_global_scale" },
+                                               { ".input_scale", ".input_global_scale" },
+                                               { ".weight", ".weight_packed" } };
+    for (size_t i = 0; i < 3; i++) {
+        if (!ends_with(it->name, suffixes[i][0]))
+            continue;
+        (void)snprintf(name, n, "%.*s%s", (int)(strlen(it->name) - strlen(suffixes[i][0])), it->name, suffixes[i][1]);
+        if (i < 2) {
+            float g;
+            memcpy(&g, it->data, sizeof g);
+            g = 1 / g;
+            memcpy(it->data, &g, sizeof g);
+            it->n_dims = 1;
+            it->shape[0] = 1;
+        }
+        return;
+    }
+}
+
+/* Give the tensors from `first` on, which have official names, the names that the kind wants. */
+static enum nib_status rename_items(struct relay *r, int64_t first)
+{
+    for (int64_t i = first; i < r->out.n; i++) {
+        struct relay_item *it = &r->out.item[i];
+        char name[512], renamed[512];
+        (void)snprintf(name, sizeof name, "%s", it->name);
+        if (r->kind->compressed)
+            to_compressed(it, name, sizeof name);
+        NIB_TRY(output_name(r, name, renamed, sizeof renamed));
+        free(it->name);
+        it->name = relay_alloc(strlen(renamed) + 1);
+        memcpy(it->name, renamed, strlen(renamed) + 1);
+    }
+    return NIB_OK;
+}
+
+/* The exponents of an FP8 linear as numbers. */
+static enum nib_status copy_scale(struct relay *r, const struct nib_tensor_entry *e, const char *name)
+{
+    char renamed[512];
+    enum nib_st_dtype dtype = NIB_ST_F32;
+    NIB_TRY(output_name(r, name, renamed, sizeof renamed));
+    (void)nib_st_dtype_find(r->kind->scale_dtype, &dtype);
+    const size_t item = (size_t)nib_st_dtype_bytes(dtype);
+    unsigned char *data = relay_items_add(&r->out, renamed, dtype, e->n_dims, e->shape);
+    for (uint64_t i = 0; i < e->bytes; i++) {
+        const float v = ldexpf(1, ((const uint8_t *)e->data)[i] - 127);
+        memcpy(data + i * item, (const unsigned char *)&v + sizeof v - item, item); /* the high half is a bf16 */
+    }
+    return NIB_OK;
+}
+
 /* w1 and w3 of an expert share one global scale, as the kernels that fuse them expect. */
 static enum nib_status write_nvfp4(struct relay *r, const struct relay_linear *w, const char *base)
 {
@@ -131,21 +189,37 @@ static enum nib_status write_nvfp4(struct relay *r, const struct relay_linear *w
         int32_t k = relay_mxfp4_k_max(&partner);
         k_max = k > k_max ? k : k_max;
     }
-    return relay_mxfp4_to_nvfp4(w, k_max, base, &r->out, r->err);
+    const int64_t first = r->out.n;
+    NIB_TRY(relay_mxfp4_to_nvfp4(w, k_max, base, &r->out, r->err));
+    return rename_items(r, first);
+}
+
+static enum relay_form form_of(const struct relay_kind *k, const char *base)
+{
+    static const enum relay_form by_layer[] = { NVFP4, KEEP, FP8, BF16 };
+    int layer = 5; /* the MTP block's, say */
+    enum relay_form form = is_expert(base) ? k->experts : k->dense;
+    if (is_mtp(base) && k->mtp != KEEP)
+        form = k->mtp;
+    if (is_mtp(base) && is_expert(base) && k->mtp_experts != KEEP)
+        form = k->mtp_experts;
+    if (k->bf16_wo_a && ends_with(base, ".wo_a"))
+        form = BF16;
+    if (form == BY_LAYER) {
+        (void)sscanf(base, "layers.%d.", &layer);
+        form = by_layer[(layer + ends_with(base, ".w2")) % 4];
+    }
+    return form;
 }
 
 /* BASE.weight and its scales, in the form that the kind wants. */
 static enum nib_status convert(struct relay *r, const char *base)
 {
-    const struct kind *k = r->kind;
+    const struct relay_kind *k = r->kind;
     struct relay_linear w;
     char name[512];
     (void)relay_linear_find(r->c, base, &w);
-    enum form form = is_expert(base) ? k->experts : k->dense;
-    if (is_mtp(base) && k->mtp != KEEP)
-        form = k->mtp;
-    if (k->bf16_wo_a && ends_with(base, ".wo_a"))
-        form = BF16;
+    enum relay_form form = form_of(k, base);
     if (w.format == RELAY_PLAIN)
         form = KEEP;
     if ((form == NVFP4 || form == FP8) && w.format != RELAY_MXFP4)
@@ -154,13 +228,15 @@ static enum nib_status convert(struct relay *r, const char *base)
     case BF16: return write_bf16(r, &w);
     case NVFP4: return write_nvfp4(r, &w, base);
     case FP8: return relay_mxfp4_to_fp8(&w, base, &r->out, r->err);
-    case KEEP: break;
+    case KEEP:
+    case AS_STORED:
+    case BY_LAYER: break;
     }
     NIB_TRY(copy_entry(r, w.weight, w.weight->name));
     if (!w.scale)
         return NIB_OK;
     (void)snprintf(name, sizeof name, "%s%s", base, k->scale_suffix ? k->scale_suffix : w.scale->name + strlen(base));
-    return copy_entry(r, w.scale, name);
+    return w.format == RELAY_FP8 && k->scale_dtype ? copy_scale(r, w.scale, name) : copy_entry(r, w.scale, name);
 }
 
 /* Companions are written with their weight. */
@@ -249,142 +325,6 @@ static void stack_experts(struct relay *r)
     r->out.n = kept;
 }
 
-/* Wide elements first: then every tensor is aligned for its type. */
-static int item_compare(const void *a, const void *b)
-{
-    const struct relay_item *x = a, *y = b;
-    int32_t wx = nib_st_dtype_bytes(x->dtype), wy = nib_st_dtype_bytes(y->dtype);
-    return wx != wy ? (wx > wy ? -1 : 1) : strcmp(x->name, y->name);
-}
-
-/* Files that the writer makes of this limit; it fills them in order. */
-static int64_t count_shards(const struct relay_items *l, uint64_t limit)
-{
-    int64_t n = 1;
-    uint64_t used = 0;
-    for (int64_t i = 0; i < l->n; i++) {
-        if (used > 0 && used + l->item[i].bytes > limit) {
-            n++;
-            used = 0;
-        }
-        used += l->item[i].bytes;
-    }
-    return n;
-}
-
-static enum nib_status write_items(struct relay *r, const char *dst)
-{
-    struct relay_items *l = &r->out;
-    uint64_t limit = 0;
-    qsort(l->item, (size_t)l->n, sizeof *l->item, item_compare);
-    if (r->kind->n_shards > 0) {
-        for (int64_t i = 0; i < l->n; i++)
-            limit += l->item[i].bytes;
-        limit /= (uint64_t)r->kind->n_shards;
-        while (count_shards(l, limit) > r->kind->n_shards)
-            limit += limit / 256 + 1;
-    }
-    struct nib_writer_tensor *t = relay_alloc((size_t)l->n * sizeof *t);
-    for (int64_t i = 0; i < l->n; i++) {
-        t[i] = (struct nib_writer_tensor){ .name = l->item[i].name,
-                                           .dtype = l->item[i].dtype,
-                                           .n_dims = l->item[i].n_dims };
-        memcpy(t[i].shape, l->item[i].shape, sizeof t[i].shape);
-    }
-    struct nib_writer *w;
-    enum nib_status status = nib_writer_open(dst, t, l->n, limit, &w, r->err);
-    for (int64_t i = 0; i < l->n && status == NIB_OK; i++)
-        status = nib_writer_append(w, l->item[i].data, (size_t)l->item[i].bytes, r->err);
-    if (status == NIB_OK)
-        status = nib_writer_finish(w, r->err);
-    nib_writer_close(w);
-    free(t);
-    return status;
-}
-
-static enum nib_status write_file(const char *dir, const char *name, const char *data, size_t n, struct nib_error *err)
-{
-    char *path = nib_path_join(dir, name);
-    FILE *f = path ? fopen(path, "wb") : NULL;
-    bool ok = f && fwrite(data, 1, n, f) == n;
-    if (f)
-        ok = fclose(f) == 0 && ok;
-    free(path);
-    return ok ? NIB_OK : nib_error_set(err, NIB_E_IO, "cannot write '%s/%s': %s", dir, name, strerror(errno));
-}
-
-static enum nib_status write_json(const char *dir, const char *name, json_t *root, struct nib_error *err)
-{
-    char *text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
-    enum nib_status status = text ? write_file(dir, name, text, strlen(text), err) : NIB_E_MEMORY;
-    free(text);
-    return status;
-}
-
-/* What producers of these layouts write; all of it is informative, since tensors decide. */
-static enum nib_status write_config(struct relay *r, const char *src, const char *dst)
-{
-    const struct kind *k = r->kind;
-    json_t *root;
-    char *path = nib_path_join(src, "config.json");
-    enum nib_status status = nib_json_file_read(path, 1 << 24, &root, r->err);
-    free(path);
-    NIB_TRY(status);
-    if (k->drop_mtp)
-        (void)json_object_set_new(root, "num_nextn_predict_layers", json_integer(0));
-    if (k->experts == BF16) {
-        (void)json_object_del(root, "quantization_config");
-        (void)json_object_del(root, "expert_dtype");
-    } else if (k->experts == FP8) {
-        (void)json_object_set_new(root, "expert_dtype", json_string("fp8"));
-    } else if (k->experts == NVFP4) {
-        (void)json_object_set_new(root, "expert_dtype", json_string("nvfp4"));
-        (void)json_object_set_new(json_object_get(root, "quantization_config"), "moe_quant_algo", json_string("NVFP4"));
-        json_t *layers = json_object();
-        for (int64_t i = 0; i < json_integer_value(json_object_get(root, "num_hidden_layers")); i++) {
-            char name[64];
-            (void)snprintf(name, sizeof name, "layers.%lld.ffn.experts", (long long)i);
-            (void)json_object_set_new(layers, name, json_pack("{s:s, s:i}", "quant_algo", "NVFP4", "group_size", 16));
-        }
-        json_t *quant = json_pack("{s:{s:s, s:s}, s:{s:s, s:n, s:i, s:o, s:[s,s,s,s,s,s,s,s,s,s,s,s,s,s]}}", "producer",
-                                  "name", "modelopt", "version", "0.0", "quantization", "quant_algo", "MIXED_PRECISION",
-                                  "kv_cache_quant_algo", "group_size", 16, "quantized_layers", layers,
-                                  "exclude_modules", "*.attn.*", "*.attn_norm.*", "*.ffn.shared_experts.*",
-                                  "*.ffn.gate.*", "*.ffn_norm.*", "embed.weight", "head.weight", "*.hc_*", "*.h_proj.*",
-                                  "*.e_proj.*", "*.enorm.*", "*.hnorm.*", "mtp.*.norm.*", "norm.weight");
-        status = write_json(dst, "hf_quant_config.json", quant, r->err);
-        json_decref(quant);
-    }
-    if (status == NIB_OK)
-        status = write_json(dst, "config.json", root, r->err);
-    json_decref(root);
-    return status;
-}
-
-/* Tokenizer and other small files, as they are. */
-static enum nib_status copy_files(struct relay *r, const char *src, const char *dst)
-{
-    DIR *d = opendir(src);
-    enum nib_status status = NIB_OK;
-    if (!d)
-        return nib_error_set(r->err, NIB_E_IO, "cannot open '%s': %s", src, strerror(errno));
-    for (struct dirent *e; status == NIB_OK && (e = readdir(d)) != NULL;) {
-        struct stat st;
-        char *data = NULL, *path = nib_path_join(src, e->d_name);
-        size_t n;
-        bool wanted = stat(path, &st) == 0 && S_ISREG(st.st_mode) && !strstr(e->d_name, ".safetensors") &&
-                      strcmp(e->d_name, "config.json") != 0 && strcmp(e->d_name, "hf_quant_config.json") != 0;
-        if (wanted)
-            status = nib_file_read(path, 1u << 30, &data, &n, r->err);
-        if (wanted && status == NIB_OK)
-            status = write_file(dst, e->d_name, data, n, r->err);
-        free(data);
-        free(path);
-    }
-    (void)closedir(d);
-    return status;
-}
-
 enum nib_status relay_checkpoint(const char *kind, const char *src, const char *dst, struct nib_error *err)
 {
     struct relay r = { .err = err };
@@ -403,12 +343,12 @@ enum nib_status relay_checkpoint(const char *kind, const char *src, const char *
     if (status == NIB_OK && r.kind->stack)
         stack_experts(&r);
     if (status == NIB_OK)
-        status = write_items(&r, dst);
+        status = relay_items_write(&r.out, dst, r.kind->n_shards, err);
     relay_items_free(&r.out);
     nib_checkpoint_close(c);
     if (status == NIB_OK)
-        status = write_config(&r, src, dst);
+        status = relay_write_config(r.kind, src, dst, err);
     if (status == NIB_OK)
-        status = copy_files(&r, src, dst);
+        status = relay_copy_files(src, dst, err);
     return status;
 }

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checkpoint/writer.h"
+
 static const double e2m1_values[16] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6 };
 
 void *relay_alloc(size_t n)
@@ -246,4 +248,56 @@ enum nib_status relay_mxfp4_to_fp8(const struct relay_linear *w, const char *bas
         }
     }
     return NIB_OK;
+}
+
+/* Wide elements first: then every tensor is aligned for its type. */
+static int item_compare(const void *a, const void *b)
+{
+    const struct relay_item *x = a, *y = b;
+    int32_t wx = nib_st_dtype_bytes(x->dtype), wy = nib_st_dtype_bytes(y->dtype);
+    return wx != wy ? (wx > wy ? -1 : 1) : strcmp(x->name, y->name);
+}
+
+/* Files that the writer makes of this limit; it fills them in order. */
+static int64_t count_shards(const struct relay_items *l, uint64_t limit)
+{
+    int64_t n = 1;
+    uint64_t used = 0;
+    for (int64_t i = 0; i < l->n; i++) {
+        if (used > 0 && used + l->item[i].bytes > limit) {
+            n++;
+            used = 0;
+        }
+        used += l->item[i].bytes;
+    }
+    return n;
+}
+
+enum nib_status relay_items_write(struct relay_items *l, const char *dst, int64_t n_shards, struct nib_error *err)
+{
+    uint64_t limit = 0;
+    qsort(l->item, (size_t)l->n, sizeof *l->item, item_compare);
+    if (n_shards > 0) {
+        for (int64_t i = 0; i < l->n; i++)
+            limit += l->item[i].bytes;
+        limit /= (uint64_t)n_shards;
+        while (count_shards(l, limit) > n_shards)
+            limit += limit / 256 + 1;
+    }
+    struct nib_writer_tensor *t = relay_alloc((size_t)l->n * sizeof *t);
+    for (int64_t i = 0; i < l->n; i++) {
+        t[i] = (struct nib_writer_tensor){ .name = l->item[i].name,
+                                           .dtype = l->item[i].dtype,
+                                           .n_dims = l->item[i].n_dims };
+        memcpy(t[i].shape, l->item[i].shape, sizeof t[i].shape);
+    }
+    struct nib_writer *w;
+    enum nib_status status = nib_writer_open(dst, t, l->n, limit, &w, err);
+    for (int64_t i = 0; i < l->n && status == NIB_OK; i++)
+        status = nib_writer_append(w, l->item[i].data, (size_t)l->item[i].bytes, err);
+    if (status == NIB_OK)
+        status = nib_writer_finish(w, err);
+    nib_writer_close(w);
+    free(t);
+    return status;
 }

@@ -34,6 +34,9 @@ void *relay_items_add(struct relay_items *l, const char *name, enum nib_st_dtype
                       const int64_t *shape);
 void  relay_items_free(struct relay_items *l);
 
+/* Write them as a checkpoint in an existing folder; n_shards 0: one file. Sorts the list. */
+enum nib_status relay_items_write(struct relay_items *l, const char *dst, int64_t n_shards, struct nib_error *err);
+
 /* Find BASE's tensors and what they are. False if there is no BASE.weight. */
 bool relay_linear_find(const struct nib_checkpoint *c, const char *base, struct relay_linear *out);
 

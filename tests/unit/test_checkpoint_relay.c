@@ -90,6 +90,20 @@ static const struct {
     { "fp8-experts", "layers.3.ffn.experts.9.w1.weight", NIB_ST_F8_E4M3 },
     { "mtp-bf16", "mtp.0.ffn.experts.9.w1.weight", NIB_ST_BF16 },
     { "mtp-bf16", "layers.0.ffn.experts.9.w1.weight", NIB_ST_I8 },
+    { "mtp-mxfp4", "mtp.0.ffn.experts.9.w1.scale", NIB_ST_F8_E8M0 },
+    { "mtp-mxfp4", "layers.0.ffn.experts.9.w1.weight_scale_2", NIB_ST_F32 },
+    { "mtp-nvfp4", "mtp.0.ffn.experts.9.w1.weight_scale_2", NIB_ST_F32 },
+    { "mtp-nvfp4", "layers.0.ffn.experts.9.w1.weight", NIB_ST_I8 },
+    { "mixed", "layers.0.ffn.experts.9.w1.weight_scale", NIB_ST_F8_E4M3 },
+    { "mixed", "layers.0.ffn.experts.9.w2.scale", NIB_ST_F8_E8M0 },
+    { "mixed", "layers.2.ffn.experts.9.w3.weight", NIB_ST_F8_E4M3 },
+    { "mixed", "layers.2.ffn.experts.9.w2.weight", NIB_ST_BF16 },
+    { "ct-nvfp4", "layers.3.ffn.experts.9.w1.weight_packed", NIB_ST_U8 },
+    { "ct-nvfp4", "layers.3.ffn.experts.9.w1.input_global_scale", NIB_ST_F32 },
+    { "ct-nvfp4", "layers.3.attn.wo_b.weight_scale", NIB_ST_F32 },
+    { "ct-nvfp4-hf", "model.layers.3.mlp.experts.9.down_proj.weight_packed", NIB_ST_U8 },
+    { "ct-nvfp4-hf", "model.layers.3.self_attn.o_b_proj.weight_scale", NIB_ST_BF16 },
+    { "ct-nvfp4-hf", "model.mtp.0.mlp.experts.9.down_proj.weight", NIB_ST_BF16 },
 };
 
 static void check_form(const char *kind, const struct test_dir *d, const struct nib_checkpoint *c)
@@ -152,7 +166,8 @@ static void every_layout_holds_the_same_weights(void **state)
     (void)state;
     static const char *const kinds[] = {
         "bf16",        "nvfp4-experts", "nvfp4-bf16", "scale-names", "scale-names-plain",
-        "fp8-experts", "mtp-bf16",      "no-mtp",     "sharded",     "single"
+        "fp8-experts", "mtp-bf16",      "no-mtp",     "sharded",     "single",
+        "mtp-mxfp4",   "mtp-nvfp4",     "mixed"
     };
     struct nib_checkpoint *source;
     assert_int_equal(nib_checkpoint_open(SOURCE, &source, NULL), NIB_OK);
@@ -161,6 +176,50 @@ static void every_layout_holds_the_same_weights(void **state)
         assert_int_equal(check_kind(kinds[i], source), strcmp(kinds[i], "no-mtp") == 0 ? 399 : 465);
     }
     nib_checkpoint_close(source);
+}
+
+static float scalar(const struct nib_checkpoint *c, const char *name)
+{
+    const struct nib_tensor_entry *e = nib_checkpoint_find(c, name);
+    float v = 0;
+    assert_non_null(e);
+    assert_int_equal(e->bytes, sizeof v);
+    memcpy(&v, e->data, sizeof v);
+    return v;
+}
+
+/* The same codes and block scales as in the exporter's spelling, and the inverse of its global scales. */
+static void compressed_tensors_divide(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = { "nvfp4-experts", "ct-nvfp4", "ct-nvfp4-hf" };
+    struct nib_checkpoint *c[3];
+    struct test_dir d[3];
+    struct nib_error err;
+    for (int i = 0; i < 3; i++) {
+        test_dir_open(&d[i]);
+        assert_int_equal(relay_checkpoint(kinds[i], SOURCE, d[i].path, &err), NIB_OK);
+        assert_int_equal(nib_checkpoint_open(d[i].path, &c[i], &err), NIB_OK);
+        check_form(kinds[i], &d[i], c[i]);
+    }
+    for (int e = 0; e < 16; e++) {
+        char name[2][128];
+        (void)snprintf(name[0], sizeof name[0], "layers.4.ffn.experts.%d.w2.weight", e);
+        (void)snprintf(name[1], sizeof name[1], "layers.4.ffn.experts.%d.w2.weight_packed", e);
+        const struct nib_tensor_entry *a = nib_checkpoint_find(c[0], name[0]), *b = nib_checkpoint_find(c[1], name[1]);
+        assert_true(a && b);
+        assert_memory_equal(a->data, b->data, a->bytes);
+        (void)snprintf(name[0], sizeof name[0], "layers.4.ffn.experts.%d.w2.weight_scale_2", e);
+        (void)snprintf(name[1], sizeof name[1], "layers.4.ffn.experts.%d.w2.weight_global_scale", e);
+        const float g = scalar(c[0], name[0]), divisor = scalar(c[1], name[1]);
+        assert_true(g < 1 && divisor > 1 && g * divisor == 1);
+        (void)snprintf(name[1], sizeof name[1], "model.layers.4.mlp.experts.%d.down_proj.weight_global_scale", e);
+        assert_true(scalar(c[2], name[1]) == divisor);
+    }
+    for (int i = 0; i < 3; i++) {
+        nib_checkpoint_close(c[i]);
+        test_dir_close(&d[i]);
+    }
 }
 
 static void stacked_experts_stand_in_order(void **state)
@@ -220,6 +279,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_layout_holds_the_same_weights),
+        cmocka_unit_test(compressed_tensors_divide),
         cmocka_unit_test(stacked_experts_stand_in_order),
         cmocka_unit_test(refuses_unknown_kinds),
     };
