@@ -67,6 +67,7 @@ struct nib_options {
     int32_t            n_seqs_max; /* sequences open at once; 1 */
     int32_t            n_rows_max; /* rows of one step; 256 */
     int32_t            n_rollback; /* tokens that truncate can always take back; 16 */
+    int32_t            n_kv_pages; /* pages of 128 tokens for all sequences together; 0: full contexts for each */
     enum nib_act_quant act_quant;  /* auto: none on ref and cpu */
     enum nib_kv        kv;         /* bf16 */
     enum nib_numerics  numerics;   /* release sets act_quant fp8 and kv fp8 and refuses others */
@@ -355,71 +356,91 @@ size_t nib_stop_find(const char *text, size_t n, const char *const *stop, size_t
 /* Bytes at the end of text that could still become one, to be held back. */
 size_t nib_stop_tail(const char *text, size_t n, const char *const *stop, size_t n_stop);
 
-/* ---- Parsing generated text ------------------------------------------------------------------------------------- */
+/* ---- Serving ---------------------------------------------------------------------------------------------------- */
 
-/* What a model writes after an encoded prompt, taken apart as it arrives. Text is decoded bytes in pieces of any size, markers and all,
- * without the prompt. No event splits a character, a JSON escape, or holds part of a marker. Calls that a text's sudden end makes void may
- * have been announced by then; the message leaves them out. */
-enum nib_chat_event_kind {
-    NIB_CHAT_REASONING,  /* text: more of the reasoning */
-    NIB_CHAT_CONTENT,    /* text: more of the answer */
-    NIB_CHAT_CALL_BEGIN, /* text: name of the function */
-    NIB_CHAT_ARGUMENTS,  /* text: more of the call's JSON object */
-    NIB_CHAT_CALL_END
+/* Many requests on one engine. A thread of the server's own joins them into steps: each running request decodes in every step, prompts are
+ * read in pieces between, and beginnings of sequences are kept and used again. What a request gets does not depend, bit for bit, on any of
+ * that. From open to close the engine belongs to the server; nothing else may step it.
+ *
+ * Requests are submitted and cancelled from any thread. Callbacks run on the server's thread, one at a time, and hold up every request: they
+ * must be quick and must not call nib_server_close. */
+struct nib_server;
+struct nib_request;
+
+struct nib_server_options {
+    int32_t n_running_max; /* requests in a step, below the engine's n_seqs_max: what that has more are beginnings kept; 8 */
+    int32_t n_waiting_max; /* more are refused; 256 */
+    int32_t n_prefill_max; /* prompt tokens of one step; fewer where running requests would wait too long; 512 */
+    bool    reuse;         /* keep beginnings; true */
 };
-struct nib_chat_event {
-    enum nib_chat_event_kind kind;
-    int32_t                  call; /* which call, from 0; -1 for text */
-    const char              *text; /* [n] UTF-8, valid during the callback */
-    size_t                   n;
+void nib_server_options_init(struct nib_server_options *o);
+
+enum nib_status nib_server_open(struct nib_engine *e, const struct nib_server_options *o, struct nib_server **out, struct nib_error *err);
+/* Cancels what still runs. Before the engine is closed; not from a callback. */
+void            nib_server_close(struct nib_server *s);
+/* From now on submitting fails with NIB_E_STATE; what was submitted goes on. */
+void            nib_server_drain(struct nib_server *s);
+
+struct nib_drawn_token {
+    int32_t        id;
+    int32_t        index;       /* of the tokens generated, from 0 */
+    float          logprob;     /* of the raw softmax */
+    int32_t        n_top;       /* of the likeliest tokens, descending, equals by lower id */
+    const int32_t *top_id;      /* [n_top], valid during the callback */
+    const float   *top_logprob; /* [n_top] */
 };
 
-struct nib_chat_parser_options {
-    bool thinking; /* the prompt ended in <think> */
-    bool tools;    /* calls are looked for; false: their markup is text */
-    void (*on_event)(void *user, const struct nib_chat_event *event); /* may be NULL */
-    void *user;
+/* What a request's on_token may ask for. */
+struct nib_next {
+    bool           stop;      /* end the request here */
+    const int32_t *allowed;   /* [n_allowed] ids one of which the next token must be; read before the next call */
+    int32_t        n_allowed; /* 0: any */
 };
-void nib_chat_parser_options_init(struct nib_chat_parser_options *o); /* all off */
 
-enum nib_chat_end    { NIB_CHAT_END_STOP, NIB_CHAT_END_LENGTH }; /* an end or stop token or string; cut by a limit */
-enum nib_chat_finish { NIB_CHAT_FINISH_STOP, NIB_CHAT_FINISH_LENGTH, NIB_CHAT_FINISH_TOOL_CALLS };
-
-struct nib_reply_call {
-    struct nib_text name, arguments; /* a JSON object */
+struct nib_logit_bias {
+    int32_t id;
+    float   bias; /* -INFINITY bans the token */
 };
-struct nib_reply {
-    struct nib_text       reasoning, content;
-    struct nib_reply_call *call; /* [n_calls] */
-    int32_t               n_calls;
-    enum nib_chat_finish  finish;
+
+struct nib_request_result {
+    enum nib_status      status; /* NIB_E_CANCELLED, or why the request failed */
+    enum nib_stop_reason reason; /* with NIB_OK */
+    int32_t              n_prompt, n_cached, n_generated; /* n_cached: tokens of the prompt that were kept from before */
+    int32_t              n_preempted;                     /* times it had to give up its place */
+    double               queue_s, first_token_s, total_s; /* since it was submitted: until run, until a token, until the end */
 };
-void nib_reply_free(struct nib_reply *m);
 
-struct nib_chat_parser;
+struct nib_request_args {
+    const int32_t              *prompt;  /* [n_prompt] at least one; copied, as are the arrays below */
+    int32_t                     n_prompt;
+    int32_t                     n_max;   /* tokens to generate; 0: until the context is full */
+    int32_t                     n_min;   /* stop ids are not drawn before that many */
+    const int32_t              *stop_id; /* [n_stop] */
+    int32_t                     n_stop;
+    struct nib_sampling         sampling;
+    const struct nib_logit_bias *bias;   /* [n_bias] */
+    int32_t                     n_bias;
+    int32_t                     n_top;   /* likeliest tokens told with each; at most 20 */
+    uint64_t                    salt;    /* kept beginnings are shared among requests of one salt only */
+    void (*on_token)(void *user, const struct nib_drawn_token *token, struct nib_next *next);
+    void (*on_end)(void *user, const struct nib_request_result *result); /* exactly once for each submitted request, last */
+    void *user; /* must live until then */
+};
 
-/* Options are copied. Errors of all of these: memory; use after the end. */
-enum nib_status nib_chat_parser_open(const struct nib_chat_parser_options *o, struct nib_chat_parser **out, struct nib_error *err);
-void            nib_chat_parser_close(struct nib_chat_parser *p);
-enum nib_status nib_chat_parser_push(struct nib_chat_parser *p, const char *bytes, size_t n, struct nib_error *err);
-enum nib_status nib_chat_parser_end(struct nib_chat_parser *p, enum nib_chat_end end, struct nib_error *err);
+/* NIB_E_LIMIT: too many wait, or the request can never fit; NIB_E_STATE: draining; NIB_E_ARGUMENT. on_end is not called on failure. */
+enum nib_status nib_server_submit(struct nib_server *s, const struct nib_request_args *a, struct nib_request **out, struct nib_error *err);
+void            nib_request_cancel(struct nib_request *r); /* takes effect before the next step */
+void            nib_request_close(struct nib_request *r);  /* gives up the handle; a request that runs goes on */
 
-bool nib_chat_parser_done(const struct nib_chat_parser *p); /* generation should stop: nothing more will be read */
-bool nib_chat_parser_in_reasoning(const struct nib_chat_parser *p);
-bool nib_chat_parser_in_calls(const struct nib_chat_parser *p);
-
-/* Everything, after the end; valid until close. */
-const struct nib_reply *nib_chat_parser_reply(const struct nib_chat_parser *p);
-
-/* A whole text at once. */
-enum nib_status nib_chat_parse(const struct nib_chat_parser_options *o, const char *text, size_t n, enum nib_chat_end end,
-                               struct nib_reply *out, struct nib_error *err);
-
-/* Stop strings in a text that arrives in pieces. Where the first one begins and which it is; n and n_stop if there is none. Of strings
- * that begin at one place the first of the list. Empty strings never match. */
-size_t nib_stop_find(const char *text, size_t n, const char *const *stop, size_t n_stop, size_t *which);
-/* Bytes at the end of text that could still become one, to be held back. */
-size_t nib_stop_tail(const char *text, size_t n, const char *const *stop, size_t n_stop);
+#define NIB_SERVER_N_BUCKETS 14
+struct nib_server_stats {
+    int32_t  n_running, n_waiting, n_running_max, n_snapshots, n_snapshots_max;
+    int32_t  n_pages, n_pages_used; /* of KV entries */
+    uint64_t n_prompt_tokens, n_generated_tokens, n_prefix_queries, n_prefix_hits; /* tokens */
+    uint64_t n_preemptions, n_steps, n_step_rows;
+    uint64_t step_rows[NIB_SERVER_N_BUCKETS]; /* steps of at most 1, 8, 16, 32, ... 16384 rows; last: more */
+};
+void nib_server_get_stats(struct nib_server *s, struct nib_server_stats *out);
 
 /* ---- Quantise -------------------------------------------------------------------------------------------------- */
 

@@ -50,6 +50,7 @@ enum nib_status nib_options_resolve(const struct nib_model *m, const struct nib_
     NIB_TRY(check_range("n_seqs_max", out->n_seqs_max, 1, 4096, err));
     NIB_TRY(check_range("n_rows_max", out->n_rows_max, 1, N_ROWS_MAX, err));
     NIB_TRY(check_range("n_rollback", out->n_rollback, 0, 1024, err));
+    NIB_TRY(check_range("n_kv_pages", out->n_kv_pages, 0, INT32_MAX, err));
     NIB_TRY(check_range("n_threads", out->n_threads, 0, 1024, err));
     NIB_TRY(check_range("act_quant", (int64_t)out->act_quant, NIB_ACT_QUANT_AUTO, NIB_ACT_QUANT_NVFP4, err));
     NIB_TRY(check_range("kv", (int64_t)out->kv, NIB_KV_F32, NIB_KV_NVFP4, err));
@@ -74,7 +75,8 @@ struct nib_backend_config nib_backend_config_for(const struct nib_config *c, con
 struct nib_pool_config nib_pool_config_for(const struct nib_config *c, const struct nib_options *o)
 {
     return (struct nib_pool_config){.model = c, .kv = o->kv, .n_ctx = o->n_ctx, .n_seqs_max = o->n_seqs_max,
-                                    .n_rows_max = o->n_rows_max, .n_rollback = o->n_rollback, .mtp = o->mtp};
+                                    .n_rows_max = o->n_rows_max, .n_rollback = o->n_rollback, .n_pages = o->n_kv_pages,
+                                    .mtp = o->mtp};
 }
 
 int32_t nib_logits_rows(const struct nib_options *o)

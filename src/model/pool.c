@@ -45,7 +45,8 @@ static int32_t n_window_pages(const struct nib_pool_config *c)
 
 static int32_t n_entry_pages(const struct nib_pool_config *c)
 {
-    return c->n_seqs_max * ceil_div(c->n_ctx, NIB_PAGE_TOKENS);
+    const int32_t all = c->n_seqs_max * ceil_div(c->n_ctx, NIB_PAGE_TOKENS);
+    return c->n_pages > 0 && c->n_pages < all ? c->n_pages : all;
 }
 
 /* Raw rows that a window may still need, and n_rollback to spare. */

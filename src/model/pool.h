@@ -19,6 +19,7 @@ struct nib_pool_config {
     const struct nib_config *model;
     enum nib_kv              kv;
     int32_t                  n_ctx, n_seqs_max, n_rows_max, n_rollback;
+    int32_t                  n_pages; /* of entries; 0: full contexts for all sequences */
     bool                     mtp;
 };
 

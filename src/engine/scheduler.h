@@ -1,0 +1,94 @@
+/* Inside a nib_server. The server's thread owns everything but the inbox, the flags and the published numbers, which `lock` guards.
+ *
+ * scheduler.c: the API and the thread. scheduler_batch.c: who runs, and with how many rows. scheduler_sample.c: the next tokens. */
+#ifndef NIB_SCHEDULER_H
+#define NIB_SCHEDULER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/prefix.h"
+
+#define NIB_TOP_MAX 20
+
+/* Distinct ids a request has seen, for penalties; memory only where there are some. */
+struct nib_history {
+    int32_t *place; /* [vocab] where in the list, + 1; 0: nowhere */
+    int32_t *token, *times; /* [n] */
+    int32_t  n;
+};
+
+struct nib_request {
+    struct nib_server      *server;
+    struct nib_request     *next; /* in a list of the server */
+    atomic_int              n_refs;
+    atomic_bool             cancelled;
+    struct nib_request_args args; /* arrays are copies owned by the request */
+    int32_t                *ids;  /* [n_ids of n_ids_max] prompt and generated */
+    int32_t                 n_ids, n_ids_max;
+    struct nib_seq         *seq;  /* NULL while it waits; holds the first of ids */
+    int32_t                 n_known; /* see nib_prefix_match */
+    int32_t                 last_kept; /* boundary of the last snapshot made while decoding; 0 */
+    const int32_t          *allowed;
+    int32_t                 n_allowed;
+    struct nib_history      history;
+    int32_t                 n_rows; /* in this step */
+    double                  submit_time;
+    bool                    started;
+    struct nib_request_result result;
+};
+
+struct nib_request_list {
+    struct nib_request *first, *last;
+    int32_t             n;
+};
+
+struct nib_server {
+    struct nib_engine         *engine;
+    struct nib_server_options  options;
+    pthread_t                  thread;
+    pthread_mutex_t            lock;
+    pthread_cond_t             wake;
+    struct nib_request_list    inbox;    /* lock */
+    bool                       draining, closing; /* lock */
+    struct nib_server_stats    published; /* lock */
+    struct nib_request_list    waiting;
+    struct nib_request       **running; /* [n_running] oldest first */
+    int32_t                    n_running;
+    bool                       crowded; /* someone was preempted: no one comes in before someone ends */
+    struct nib_prefix          prefix;
+    struct nib_server_stats    stats;
+    double                     decode_s; /* usual length of steps without prompts */
+    int32_t                    n_prefill_now; /* prompt rows that do not make a step much longer than that */
+    /* A step's batch, host memory sized at open. */
+    int32_t                   *token, *seq_start, *logits_row;
+    struct nib_seq           **seq;
+    struct nib_request       **in_batch, **sampled; /* by sequence of the batch; by row of logits */
+    /* Sampling, of n_running_max rows: device arrays and their host sides. */
+    struct nib_sample_row     *device_row, *host_row;
+    int32_t                   *device_token, *host_token;
+    float                     *device_logprob, *host_logprob;
+    float                     *logits, *edited; /* [vocab] of one row, on the host */
+};
+
+double nib_server_now(void); /* seconds, monotonic */
+
+/* One round: who was cancelled goes, who fits comes in, one step runs, every finished row gives a token. False if there was nothing to run. */
+bool nib_server_round(struct nib_server *s);
+
+/* Draw tokens for the first n rows of the last step's logits, request sampled[i] each, into host_token (-1: nothing can be drawn) and
+ * host_logprob; likeliest tokens are told by nib_server_top. */
+enum nib_status nib_server_sample(struct nib_server *s, int32_t n);
+
+/* The likeliest n tokens of a row of the last step's logits. */
+enum nib_status nib_server_top(struct nib_server *s, int32_t row, int32_t n, int32_t *id, float *logprob);
+
+void nib_history_add(struct nib_history *h, int32_t token, bool generated);
+
+/* Tell the end and drop the server's reference. The request is in no list. */
+void nib_request_finish(struct nib_request *r, enum nib_status status, enum nib_stop_reason reason);
+
+void nib_request_push(struct nib_request_list *l, struct nib_request *r, bool front);
+struct nib_request *nib_request_pop(struct nib_request_list *l);
+
+#endif
