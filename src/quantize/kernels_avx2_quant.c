@@ -3,7 +3,7 @@
  * Codes without divisions: whether fp32(|x| / d) passes a threshold T of the grid depends on |x| alone once d is known. The
  * quotient rounds to more than T (to T or more, where a tie goes up) exactly if |x| > d * (T + u/2) (>= d * (T - u/2)), u being the
  * last place at T: T itself is even, so the half-way case rounds to T. d * (T +- u/2) is exact in double (24 + 25 bits), and is
- * turned into the largest float that does not pass, then into the largest BF16, which sixteen 16-bit comparisons a block use.
+ * turned into the largest BF16 that does not pass, which 16-bit comparisons use, a block at a time.
  * tests/unit/test_quantize_kernels.c compares with true divisions over every BF16 value. */
 #if defined(__x86_64__)
 
@@ -187,30 +187,52 @@ AVX2 static void choose(const struct nib_quant_row *r, enum nib_quant_choice how
 }
 
 /* For each step and block of a group the largest BF16 magnitude that does not pass, twice in 32 bits; and which blocks are not all
- * zero, as masks. */
+ * zero, as masks (in the others nothing passes). */
 struct thresholds {
     uint32_t step[N_STEPS + 1][GROUP];
     uint32_t live[GROUP];
+    float    d[GROUP];
 };
 
+/* Exactly, through double. Returns the bits of the largest float that does not pass. */
+AVX2 static __m256i exact_step(__m256 d, int i)
+{
+    const __m256d d0 = _mm256_cvtps_pd(_mm256_castps256_ps128(d)), d1 = _mm256_cvtps_pd(_mm256_extractf128_ps(d, 1));
+    const __m256d bound = _mm256_set1_pd(k_step[i].bound), p0 = _mm256_mul_pd(d0, bound), p1 = _mm256_mul_pd(d1, bound);
+    const __m128  f0 = _mm256_cvtpd_ps(p0), f1 = _mm256_cvtpd_ps(p1);
+    const __m256d b0 = _mm256_cvtps_pd(f0), b1 = _mm256_cvtps_pd(f1);
+    const __m256d over0 = k_step[i].up_at ? _mm256_cmp_pd(b0, p0, _CMP_GE_OQ) : _mm256_cmp_pd(b0, p0, _CMP_GT_OQ);
+    const __m256d over1 = k_step[i].up_at ? _mm256_cmp_pd(b1, p1, _CMP_GE_OQ) : _mm256_cmp_pd(b1, p1, _CMP_GT_OQ);
+    /* Every second half of the 64-bit masks, in block order. */
+    const __m256i over = _mm256_permute4x64_epi64(
+        _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castpd_ps(over0), _mm256_castpd_ps(over1), 0x88)), 0xd8);
+    const __m256i f = _mm256_castps_si256(_mm256_insertf128_ps(_mm256_castps128_ps256(f0), f1, 1));
+    return _mm256_add_epi32(f, over);
+}
+
+/* fp32(d * T) is within two places of the exact bound, so its upper half is the answer unless its lower half is within two of a
+ * carry; d must then be a normal number, and all its products. */
 AVX2 static inline void find_thresholds(const uint8_t *scales, float g, struct thresholds *t)
 {
+    static const float step[N_STEPS + 1] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f};
     const __m256  d = _mm256_mul_ps(e4m3_to_ps(scales), _mm256_set1_ps(g));
-    const __m256d d0 = _mm256_cvtps_pd(_mm256_castps256_ps128(d)), d1 = _mm256_cvtps_pd(_mm256_extractf128_ps(d, 1));
+    const __m256i live = _mm256_castps_si256(_mm256_cmp_ps(d, _mm256_setzero_ps(), _CMP_GT_OQ));
+    const __m256  small = _mm256_cmp_ps(d, _mm256_set1_ps(0x1p-100f), _CMP_LT_OQ), large = _mm256_cmp_ps(d, _mm256_set1_ps(0x1p+100f), _CMP_GT_OQ);
+    __m256i       unsure = _mm256_and_si256(_mm256_castps_si256(_mm256_or_ps(small, large)), live);
+    const __m256i nothing = _mm256_andnot_si256(live, _mm256_set1_epi32(0x7fff7fff));
     for (int i = 0; i <= N_STEPS; i++) {
-        const __m256d bound = _mm256_set1_pd(k_step[i].bound), p0 = _mm256_mul_pd(d0, bound), p1 = _mm256_mul_pd(d1, bound);
-        const __m128  f0 = _mm256_cvtpd_ps(p0), f1 = _mm256_cvtpd_ps(p1);
-        const __m256d b0 = _mm256_cvtps_pd(f0), b1 = _mm256_cvtps_pd(f1);
-        const __m256d over0 = k_step[i].up_at ? _mm256_cmp_pd(b0, p0, _CMP_GE_OQ) : _mm256_cmp_pd(b0, p0, _CMP_GT_OQ);
-        const __m256d over1 = k_step[i].up_at ? _mm256_cmp_pd(b1, p1, _CMP_GE_OQ) : _mm256_cmp_pd(b1, p1, _CMP_GT_OQ);
-        /* Every second half of the 64-bit masks, in block order. */
-        const __m256i over = _mm256_permute4x64_epi64(
-            _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castpd_ps(over0), _mm256_castpd_ps(over1), 0x88)), 0xd8);
-        const __m256i f = _mm256_castps_si256(_mm256_insertf128_ps(_mm256_castps128_ps256(f0), f1, 1));
-        const __m256i top = _mm256_srli_epi32(_mm256_add_epi32(f, over), 16);
-        _mm256_storeu_si256((__m256i *)(void *)t->step[i], _mm256_or_si256(top, _mm256_slli_epi32(top, 16)));
+        const __m256i p = _mm256_castps_si256(_mm256_mul_ps(d, _mm256_set1_ps(step[i])));
+        const __m256i low = _mm256_and_si256(_mm256_add_epi32(p, _mm256_set1_epi32(2)), _mm256_set1_epi32(0xffff));
+        const __m256i top = _mm256_srli_epi32(p, 16);
+        unsure = _mm256_or_si256(unsure, _mm256_and_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(5), low), live));
+        _mm256_storeu_si256((__m256i *)(void *)t->step[i], _mm256_or_si256(_mm256_or_si256(top, _mm256_slli_epi32(top, 16)), nothing));
     }
-    _mm256_storeu_si256((__m256i *)(void *)t->live, _mm256_castps_si256(_mm256_cmp_ps(d, _mm256_setzero_ps(), _CMP_GT_OQ)));
+    for (int i = 0; i <= N_STEPS && !_mm256_testz_si256(unsure, unsure); i++) {
+        const __m256i top = _mm256_srli_epi32(exact_step(d, i), 16);
+        _mm256_storeu_si256((__m256i *)(void *)t->step[i], _mm256_or_si256(_mm256_or_si256(top, _mm256_slli_epi32(top, 16)), nothing));
+    }
+    _mm256_storeu_si256((__m256i *)(void *)t->live, live);
+    _mm256_storeu_ps(t->d, d);
 }
 
 AVX2 static inline __m256i word_pair(const uint32_t *v)
@@ -218,65 +240,15 @@ AVX2 static inline __m256i word_pair(const uint32_t *v)
     return _mm256_set1_epi32((int)*v);
 }
 
-/* Codes of one block, as bytes in 32-bit lanes; *saturated gets -1 for each saturated word. */
-AVX2 static inline __m256i block_codes(const uint16_t *x, const struct thresholds *t, int b, __m256i *saturated)
-{
-    const __m256i word = load_words(x), magnitude = _mm256_and_si256(word, _mm256_set1_epi16(0x7fff));
-    const __m256i live = word_pair(&t->live[b]);
-    __m256i       code = _mm256_and_si256(_mm256_srli_epi16(word, 12), _mm256_set1_epi16(8));
-    for (int i = 0; i < N_STEPS; i++)
-        code = _mm256_sub_epi16(code, _mm256_cmpgt_epi16(magnitude, word_pair(&t->step[i][b])));
-    const __m256i beyond = _mm256_cmpgt_epi16(magnitude, word_pair(&t->step[N_STEPS][b]));
-    *saturated = _mm256_add_epi16(*saturated, _mm256_and_si256(beyond, live));
-    return _mm256_and_si256(_mm256_madd_epi16(code, _mm256_set1_epi32(0x00100001)), live);
-}
-
-AVX2 static int64_t encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *codes)
-{
-    if (!r->bf16)
-        return nib_quant_kernels_portable.encode(r, scales, codes);
-    const __m256i     order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const int64_t     n_groups = r->n_blocks / GROUP;
-    int64_t           n_saturated = 0;
-    struct thresholds t;
-    for (int64_t i = 0; i < n_groups; i++) {
-        const uint16_t *x = r->bf16 + i * GROUP * NIB_QUANT_BLOCK;
-        __m256i         saturated = _mm256_setzero_si256();
-        find_thresholds(scales + i * GROUP, r->g, &t);
-        for (int b = 0; b < GROUP; b += 4) {
-            const __m256i c0 = block_codes(x + b * NIB_QUANT_BLOCK, &t, b, &saturated);
-            const __m256i c1 = block_codes(x + (b + 1) * NIB_QUANT_BLOCK, &t, b + 1, &saturated);
-            const __m256i c2 = block_codes(x + (b + 2) * NIB_QUANT_BLOCK, &t, b + 2, &saturated);
-            const __m256i c3 = block_codes(x + (b + 3) * NIB_QUANT_BLOCK, &t, b + 3, &saturated);
-            const __m256i packed = _mm256_packus_epi16(_mm256_packus_epi32(c0, c1), _mm256_packus_epi32(c2, c3));
-            _mm256_storeu_si256((__m256i *)(void *)(codes + (i * GROUP + b) * (NIB_QUANT_BLOCK / 2)),
-                                _mm256_permutevar8x32_epi32(packed, order));
-        }
-        int32_t       part[8];
-        const __m256i pairs = _mm256_madd_epi16(saturated, _mm256_set1_epi16(-1));
-        _mm256_storeu_si256((__m256i *)(void *)part, pairs);
-        for (int k = 0; k < 8 && !_mm256_testz_si256(pairs, pairs); k++)
-            n_saturated += part[k];
-    }
-    const struct nib_quant_row rest = behind(r, n_groups * GROUP);
-    return n_saturated + nib_quant_kernels_portable.encode(&rest, scales + n_groups * GROUP, codes + n_groups * GROUP * (NIB_QUANT_BLOCK / 2));
-}
-
 /* The eight partial sums of a kind. */
 struct lanes {
-    __m256 xx, xy, yy, ee;
+    __m256 xx, yy, ee;
 };
 
-AVX2 static inline void measure_half(struct lanes *l, __m128i words, uint32_t code, __m256 d, __m256 unit)
+AVX2 static inline void add_half(struct lanes *l, __m256 x, __m256 y)
 {
-    const __m256  value = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
-    const __m256i nibble = _mm256_srlv_epi32(_mm256_set1_epi32((int)code), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(nibble, 28), _mm256_set1_epi32((int)0x80000000u));
-    const __m256  q = _mm256_xor_ps(_mm256_permutevar8x32_ps(value, nibble), _mm256_castsi256_ps(sign));
-    const __m256  x = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16)), unit);
-    const __m256  y = _mm256_mul_ps(q, d), e = _mm256_sub_ps(x, y);
+    const __m256 e = _mm256_sub_ps(x, y);
     l->xx = _mm256_add_ps(l->xx, _mm256_mul_ps(x, x));
-    l->xy = _mm256_add_ps(l->xy, _mm256_mul_ps(x, y));
     l->yy = _mm256_add_ps(l->yy, _mm256_mul_ps(y, y));
     l->ee = _mm256_add_ps(l->ee, _mm256_mul_ps(e, e));
 }
@@ -292,12 +264,88 @@ AVX2 static double flush(__m256 *v)
     return sum;
 }
 
-AVX2 static void measure(const struct nib_quant_row *r, const uint8_t *scales, const uint8_t *codes, struct nib_quant_sums *sums)
+AVX2 static inline void flush_lanes(struct lanes *l, struct nib_quant_sums *sums)
+{
+    sums->xx += flush(&l->xx);
+    sums->yy += flush(&l->yy);
+    sums->ee += flush(&l->ee);
+}
+
+AVX2 static inline __m256 magnitudes(void)
+{
+    return _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+}
+
+AVX2 static inline __m256 words_to_ps(__m128i words, float unit)
+{
+    const __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
+    return unit == 1 ? x : _mm256_mul_ps(x, _mm256_set1_ps(unit));
+}
+
+/* Codes of one block, as bytes in 32-bit lanes; *saturated gets -1 for each saturated word. An encoder keeps signs, so errors are
+ * those of magnitudes. */
+AVX2 static inline __m256i block_codes(const uint16_t *x, const struct thresholds *t, int b, float unit, __m256i *saturated, struct lanes *l)
+{
+    const __m256i word = load_words(x), magnitude = _mm256_and_si256(word, _mm256_set1_epi16(0x7fff));
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(word, 12), _mm256_set1_epi16(8));
+    __m256i       count = _mm256_setzero_si256();
+    for (int i = 0; i < N_STEPS; i++)
+        count = _mm256_sub_epi16(count, _mm256_cmpgt_epi16(magnitude, word_pair(&t->step[i][b])));
+    *saturated = _mm256_add_epi16(*saturated, _mm256_cmpgt_epi16(magnitude, word_pair(&t->step[N_STEPS][b])));
+    const __m256 d = _mm256_set1_ps(t->d[b] * unit);
+    const __m256 y0 = _mm256_permutevar8x32_ps(magnitudes(), _mm256_cvtepu16_epi32(_mm256_castsi256_si128(count)));
+    const __m256 y1 = _mm256_permutevar8x32_ps(magnitudes(), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(count, 1)));
+    add_half(l, words_to_ps(_mm256_castsi256_si128(magnitude), unit), _mm256_mul_ps(y0, d));
+    add_half(l, words_to_ps(_mm256_extracti128_si256(magnitude, 1), unit), _mm256_mul_ps(y1, d));
+    const __m256i pairs = _mm256_madd_epi16(_mm256_or_si256(count, sign), _mm256_set1_epi32(0x00100001));
+    return _mm256_and_si256(pairs, word_pair(&t->live[b]));
+}
+
+AVX2 static void encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *codes, struct nib_quant_sums *sums)
 {
     /* Groups end where the portable kernel adds up, so that what is left over begins a new sum there too. */
+    const int64_t     n_groups = r->bf16 ? r->n_blocks / (GROUP * FLUSH_GROUPS) * FLUSH_GROUPS : 0;
+    const __m256i     order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    struct lanes      l = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+    __m256i           saturated = _mm256_setzero_si256();
+    struct thresholds t;
+    for (int64_t i = 0; i < n_groups; i++) {
+        const uint16_t *x = r->bf16 + i * GROUP * NIB_QUANT_BLOCK;
+        find_thresholds(scales + i * GROUP, r->g, &t);
+        for (int b = 0; b < GROUP; b += 4) {
+            const __m256i c0 = block_codes(x + b * NIB_QUANT_BLOCK, &t, b, r->unit, &saturated, &l);
+            const __m256i c1 = block_codes(x + (b + 1) * NIB_QUANT_BLOCK, &t, b + 1, r->unit, &saturated, &l);
+            const __m256i c2 = block_codes(x + (b + 2) * NIB_QUANT_BLOCK, &t, b + 2, r->unit, &saturated, &l);
+            const __m256i c3 = block_codes(x + (b + 3) * NIB_QUANT_BLOCK, &t, b + 3, r->unit, &saturated, &l);
+            const __m256i packed = _mm256_packus_epi16(_mm256_packus_epi32(c0, c1), _mm256_packus_epi32(c2, c3));
+            _mm256_storeu_si256((__m256i *)(void *)(codes + (i * GROUP + b) * (NIB_QUANT_BLOCK / 2)),
+                                _mm256_permutevar8x32_epi32(packed, order));
+        }
+        if ((i + 1) % FLUSH_GROUPS == 0) {
+            int32_t part[8];
+            _mm256_storeu_si256((__m256i *)(void *)part, _mm256_madd_epi16(saturated, _mm256_set1_epi16(-1)));
+            for (int k = 0; k < 8; k++)
+                sums->saturated += part[k];
+            saturated = _mm256_setzero_si256();
+            flush_lanes(&l, sums);
+        }
+    }
+    const struct nib_quant_row rest = behind(r, n_groups * GROUP);
+    nib_quant_kernels_portable.encode(&rest, scales + n_groups * GROUP, codes + n_groups * GROUP * (NIB_QUANT_BLOCK / 2), sums);
+}
+
+AVX2 static inline __m256 decode_half(uint32_t code, __m256 d)
+{
+    const __m256i nibble = _mm256_srlv_epi32(_mm256_set1_epi32((int)code), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(nibble, 28), _mm256_set1_epi32((int)0x80000000u));
+    return _mm256_mul_ps(_mm256_xor_ps(_mm256_permutevar8x32_ps(magnitudes(), nibble), _mm256_castsi256_ps(sign)), d);
+}
+
+AVX2 static void measure(const struct nib_quant_row *r, const uint8_t *scales, const uint8_t *codes, struct nib_quant_sums *sums)
+{
     const int64_t n_groups = r->bf16 ? r->n_blocks / (GROUP * FLUSH_GROUPS) * FLUSH_GROUPS : 0;
-    const __m256  zero = _mm256_setzero_ps(), unit = _mm256_set1_ps(r->unit), g = _mm256_set1_ps(r->g);
-    struct lanes  l = {zero, zero, zero, zero};
+    const __m256  unit = _mm256_set1_ps(r->unit), g = _mm256_set1_ps(r->g);
+    struct lanes  l = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int64_t i = 0; i < n_groups; i++) {
         float d[GROUP];
         _mm256_storeu_ps(d, _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(scales + i * GROUP), g), unit));
@@ -306,15 +354,11 @@ AVX2 static void measure(const struct nib_quant_row *r, const uint8_t *scales, c
             const __m256i x = load_words(r->bf16 + b * NIB_QUANT_BLOCK);
             const __m256  db = _mm256_broadcast_ss(&d[b % GROUP]);
             memcpy(code, codes + b * (NIB_QUANT_BLOCK / 2), sizeof code);
-            measure_half(&l, _mm256_castsi256_si128(x), code[0], db, unit);
-            measure_half(&l, _mm256_extracti128_si256(x, 1), code[1], db, unit);
+            add_half(&l, words_to_ps(_mm256_castsi256_si128(x), r->unit), decode_half(code[0], db));
+            add_half(&l, words_to_ps(_mm256_extracti128_si256(x, 1), r->unit), decode_half(code[1], db));
         }
-        if ((i + 1) % FLUSH_GROUPS == 0) {
-            sums->xx += flush(&l.xx);
-            sums->xy += flush(&l.xy);
-            sums->yy += flush(&l.yy);
-            sums->ee += flush(&l.ee);
-        }
+        if ((i + 1) % FLUSH_GROUPS == 0)
+            flush_lanes(&l, sums);
     }
     const struct nib_quant_row rest = behind(r, n_groups * GROUP);
     nib_quant_kernels_portable.measure(&rest, scales + n_groups * GROUP, codes + n_groups * GROUP * (NIB_QUANT_BLOCK / 2), sums);

@@ -100,25 +100,6 @@ static void row_choose(const struct nib_quant_row *r, enum nib_quant_choice how,
     }
 }
 
-static int64_t row_encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *codes)
-{
-    int64_t saturated = 0;
-    for (int64_t b = 0; b < r->n_blocks; b++, codes += NIB_QUANT_BLOCK / 2) {
-        float       x[NIB_QUANT_BLOCK];
-        const float d = nib_e4m3_to_f32(scales[b]) * r->g;
-        load_block(r, b, x);
-        memset(codes, 0, NIB_QUANT_BLOCK / 2);
-        if (!(d > 0))
-            continue;
-        for (int i = 0; i < NIB_QUANT_BLOCK; i++) {
-            const float y = x[i] / d;
-            codes[i / 2] |= (uint8_t)(nib_e2m1_from_f32(y) << (i % 2 * 4));
-            saturated += nib_f32_from_bits(nib_f32_bits(y) & 0x7fffffffu) > NIB_E2M1_MAX;
-        }
-    }
-    return saturated;
-}
-
 /* Eight float sums, element i of a block going to sum i % 8, that join the double sums from the lowest up. */
 struct lanes {
     float v[8];
@@ -135,7 +116,7 @@ static double flush(struct lanes *l)
 
 static void row_measure(const struct nib_quant_row *r, const uint8_t *scales, const uint8_t *codes, struct nib_quant_sums *sums)
 {
-    struct lanes xx = {{0}}, xy = {{0}}, yy = {{0}}, ee = {{0}};
+    struct lanes xx = {{0}}, yy = {{0}}, ee = {{0}};
     for (int64_t b = 0; b < r->n_blocks; b++, codes += NIB_QUANT_BLOCK / 2) {
         float       x[NIB_QUANT_BLOCK];
         const float d = nib_e4m3_to_f32(scales[b]) * r->g * r->unit;
@@ -143,17 +124,34 @@ static void row_measure(const struct nib_quant_row *r, const uint8_t *scales, co
         for (int i = 0; i < NIB_QUANT_BLOCK; i++) {
             const float v = x[i] * r->unit, y = nib_e2m1_to_f32((uint32_t)codes[i / 2] >> (i % 2 * 4)) * d, e = v - y;
             xx.v[i % 8] += v * v;
-            xy.v[i % 8] += v * y;
             yy.v[i % 8] += y * y;
             ee.v[i % 8] += e * e;
         }
         if ((b + 1) % FLUSH_BLOCKS == 0 || b + 1 == r->n_blocks) {
             sums->xx += flush(&xx);
-            sums->xy += flush(&xy);
             sums->yy += flush(&yy);
             sums->ee += flush(&ee);
         }
     }
+}
+
+static void row_encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *all_codes, struct nib_quant_sums *sums)
+{
+    uint8_t *codes = all_codes;
+    for (int64_t b = 0; b < r->n_blocks; b++, codes += NIB_QUANT_BLOCK / 2) {
+        float       x[NIB_QUANT_BLOCK];
+        const float d = nib_e4m3_to_f32(scales[b]) * r->g;
+        load_block(r, b, x);
+        memset(codes, 0, NIB_QUANT_BLOCK / 2);
+        if (!(d > 0))
+            continue;
+        for (int i = 0; i < NIB_QUANT_BLOCK; i++) {
+            const float y = x[i] / d;
+            codes[i / 2] |= (uint8_t)(nib_e2m1_from_f32(y) << (i % 2 * 4));
+            sums->saturated += nib_f32_from_bits(nib_f32_bits(y) & 0x7fffffffu) > NIB_E2M1_MAX;
+        }
+    }
+    row_measure(r, scales, all_codes, sums);
 }
 
 static void row_fp8_to_bf16(const uint8_t *x, int64_t n, int32_t k, uint16_t *out)

@@ -15,9 +15,9 @@
 
 enum nib_quant_choice { NIB_QUANT_CHOOSE_ABSMAX, NIB_QUANT_CHOOSE_4OVER6, NIB_QUANT_CHOOSE_MSE };
 
-/* Error sums in units of (2^k)^2, where 2^k is the row's `unit`. */
+/* Error sums, of values times the row's `unit`. */
 struct nib_quant_sums {
-    double  xx, xy, yy, ee; /* source^2, source * decoded, decoded^2, (source - decoded)^2 */
+    double  xx, yy, ee; /* source^2, decoded^2, (source - decoded)^2 */
     int64_t saturated;      /* values beyond the grid: |x| / d rounds to more than 6 */
 };
 
@@ -39,11 +39,11 @@ struct nib_quant_kernels {
      * (ties: the lowest). A block of zeros gets byte 0. Errors are weighted where `weight` is given. */
     void (*choose)(const struct nib_quant_row *r, enum nib_quant_choice how, uint8_t *scales);
 
-    /* codes [8 * n_blocks] = e2m1(x / (s * g)), true division, ties to even; zeros where s * g is 0. Returns how many values
-     * saturate. */
-    int64_t (*encode)(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *codes);
+    /* codes [8 * n_blocks] = e2m1(x / (s * g)), true division, ties to even; zeros where s * g is 0. Adds to *sums what measure() adds,
+     * and how many values saturate. */
+    void (*encode)(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *codes, struct nib_quant_sums *sums);
 
-    /* Add the row's sums; `saturated` is left alone. */
+    /* Add the row's sums under any codes; `saturated` is left alone. */
     void (*measure)(const struct nib_quant_row *r, const uint8_t *scales, const uint8_t *codes, struct nib_quant_sums *sums);
 
     /* n E4M3 bytes as BF16 times 2^k. Exact for -117 <= k <= 119. */

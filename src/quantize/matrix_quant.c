@@ -239,8 +239,7 @@ static void cast_row(const struct job *j, const struct nib_quant_rows *r, const 
             one.bf16 += half * NIB_QUANT_BLOCK;
             one.n_blocks = 1;
             j->c->kernels->choose(&one, NIB_QUANT_CHOOSE_MSE, scales + half);
-            (void)j->c->kernels->encode(&one, scales + half, codes + half * 8);
-            j->c->kernels->measure(&one, scales + half, codes + half * 8, &sums);
+            j->c->kernels->encode(&one, scales + half, codes + half * 8, &sums);
             out->recoded[i]++;
             out->inexact[i] += sums.ee > 0 || (scales[half] == 0 && !nothing);
         }
@@ -267,15 +266,16 @@ static void encode_row(const struct job *j, const struct nib_quant_rows *r, cons
     row.weight = a->weight;
     j->c->kernels->choose(&row, a->how, scales);
     for (int64_t b = 0; b < row.n_blocks; b++)
-        out->inexact[i] += scales[b] < 8 && (scales[b] > 0 || !is_zero_block(&row, b));
+        if (scales[b] < 8)
+            out->inexact[i] += scales[b] > 0 || !is_zero_block(&row, b);
     if (a->gptq.order) {
         for (int64_t k = 0; k < cols; k++)
             spare[k] = row.f32 ? row.f32[k] : nib_f32_from_bits((uint32_t)row.bf16[k] << 16);
         out->sums[i].saturated = nib_quant_gptq_row(&a->gptq, spare, a->g, scales, codes);
+        j->c->kernels->measure(&row, scales, codes, &out->sums[i]);
     } else {
-        out->sums[i].saturated = j->c->kernels->encode(&row, scales, codes);
+        j->c->kernels->encode(&row, scales, codes, &out->sums[i]);
     }
-    j->c->kernels->measure(&row, scales, codes, &out->sums[i]);
 }
 
 static enum nib_status convert_piece(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a, const struct piece *out)
@@ -433,7 +433,6 @@ static void sums_to_real(struct nib_quant_sums *s, const struct recipe *a, bool 
 {
     const double one = cast ? ldexp(1.0, a->k_max) / (double)a->unit : 1.0 / (double)a->unit, factor = one * one;
     s->xx *= factor;
-    s->xy *= factor;
     s->yy *= factor;
     s->ee *= factor;
 }

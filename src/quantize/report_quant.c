@@ -37,14 +37,14 @@ static uint64_t bytes_after(const struct nib_quant_plan *p, const struct nib_qua
 json_t *nib_quant_stats_json(const struct nib_quant_plan *p, const struct nib_quant_unit *u)
 {
     const struct nib_quant_stats *s = &u->stats;
-    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:[f, f, f, f]}", "name",
+    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:[f, f, f]}", "name",
                      u->out_base, "family", nib_quant_family(p, &u->id), "action", nib_quant_action_name(u->action), "source",
                      nib_quant_type_name(u->m.type), "rows", (json_int_t)u->m.rows, "cols", (json_int_t)u->m.cols, "relative_mse",
                      nib_quant_relative_mse(&s->sums), "cosine", nib_quant_cosine(&s->sums), "global_scale", (double)s->global_scale,
                      "input_scale", (double)s->input_scale, "input_scale_measured", s->calibrated, "exact", s->exact, "blocks",
                      (json_int_t)s->n_blocks, "recoded", (json_int_t)s->n_recoded, "recoded_inexact", (json_int_t)s->n_recoded_inexact,
                      "vanished", (json_int_t)s->n_vanished, "saturated", (json_int_t)s->sums.saturated, "bytes_before",
-                     (json_int_t)u->bytes_before, "bytes_after", (json_int_t)bytes_after(p, u), "sums", s->sums.xx, s->sums.xy, s->sums.yy,
+                     (json_int_t)u->bytes_before, "bytes_after", (json_int_t)bytes_after(p, u), "sums", s->sums.xx, s->sums.yy,
                      s->sums.ee);
 }
 
@@ -52,13 +52,13 @@ enum nib_status nib_quant_stats_read(const json_t *row, struct nib_quant_unit *u
 {
     struct nib_quant_stats *s = &u->stats;
     const char *name = NULL;
-    double      global = 0, input = 0, xx = 0, xy = 0, yy = 0, ee = 0;
+    double      global = 0, input = 0, xx = 0, yy = 0, ee = 0;
     int         exact = 0, measured = 0;
     json_int_t  recoded = 0, inexact = 0, vanished = 0, saturated = 0;
     json_error_t why;
-    if (json_unpack_ex((json_t *)row, &why, 0, "{s:s, s:F, s:F, s:b, s:b, s:I, s:I, s:I, s:I, s:[F, F, F, F]}", "name", &name, "global_scale",
+    if (json_unpack_ex((json_t *)row, &why, 0, "{s:s, s:F, s:F, s:b, s:b, s:I, s:I, s:I, s:I, s:[F, F, F]}", "name", &name, "global_scale",
                        &global, "input_scale", &input, "input_scale_measured", &measured, "exact", &exact, "recoded", &recoded,
-                       "recoded_inexact", &inexact, "vanished", &vanished, "saturated", &saturated, "sums", &xx, &xy, &yy, &ee) != 0 ||
+                       "recoded_inexact", &inexact, "vanished", &vanished, "saturated", &saturated, "sums", &xx, &yy, &ee) != 0 ||
         strcmp(name, u->out_base) != 0)
         return nib_error_set(err, NIB_E_FORMAT, "%s: no report row of '%s': %s", what, u->out_base, why.text);
     s->global_scale = (float)global;
@@ -68,7 +68,7 @@ enum nib_status nib_quant_stats_read(const json_t *row, struct nib_quant_unit *u
     s->n_recoded = (uint64_t)recoded;
     s->n_recoded_inexact = (uint64_t)inexact;
     s->n_vanished = (uint64_t)vanished;
-    s->sums = (struct nib_quant_sums){.xx = xx, .xy = xy, .yy = yy, .ee = ee, .saturated = (int64_t)saturated};
+    s->sums = (struct nib_quant_sums){.xx = xx, .yy = yy, .ee = ee, .saturated = (int64_t)saturated};
     return NIB_OK;
 }
 

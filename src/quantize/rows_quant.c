@@ -241,6 +241,8 @@ struct nib_quant_row nib_quant_rows_at(const struct nib_quant_rows *r, int64_t i
 float nib_quant_unit_of(float amax)
 {
     int e = 0;
+    if (amax >= 0x1p-30f && amax <= 0x1p+30f)
+        return 1; /* squares of all that matters are in range, and a product is saved */
     (void)frexp((double)amax, &e);
     e = e < -126 ? -126 : e > 126 ? 126 : e;
     return ldexpf(1.0f, amax > 0 ? -e : 0);
@@ -249,7 +251,6 @@ float nib_quant_unit_of(float amax)
 void nib_quant_sums_add(struct nib_quant_sums *a, const struct nib_quant_sums *b)
 {
     a->xx += b->xx;
-    a->xy += b->xy;
     a->yy += b->yy;
     a->ee += b->ee;
     a->saturated += b->saturated;
@@ -264,5 +265,5 @@ double nib_quant_cosine(const struct nib_quant_sums *s)
 {
     if (s->ee == 0)
         return 1;
-    return s->xx > 0 && s->yy > 0 ? s->xy / sqrt(s->xx * s->yy) : 0;
+    return s->xx > 0 && s->yy > 0 ? (s->xx + s->yy - s->ee) / (2 * sqrt(s->xx * s->yy)) : 0;
 }

@@ -145,7 +145,6 @@ static enum nib_status verify_rows(struct verifier *v, const struct nib_quant_un
         if (status == NIB_OK) {
             v->r->n_exact += sums.ee == 0;
             v->sums.xx += sums.xx * real * real;
-            v->sums.xy += sums.xy * real * real;
             v->sums.yy += sums.yy * real * real;
             v->sums.ee += sums.ee * real * real;
             compare_report(v, u, relative_mse, cosine);
