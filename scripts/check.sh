@@ -83,12 +83,13 @@ run_tests() {
     print_skips "$folder"
 }
 
-# A test that cannot run says "skip: <why>" and then skips, in cmocka or with exit status 77.
+# A test that cannot run says "skipped: <why>" and then skips, in cmocka or with exit status 77; one that leaves out
+# single cases says "... skipped for <why>".
 print_skips() {
     tests_log=$1/Testing/Temporary/LastTest.log
     [ -f "$tests_log" ] || return 0
     awk '/^[0-9]+\/[0-9]+ Test(ing)?: / { name = $NF }
-         /^skip: / || /^\[  SKIPPED \] [a-z_A-Z]/ {
+         /(^| )skipped(:| for )/ || /^\[  SKIPPED \] [a-z_A-Z]/ {
              sub(/^\[  SKIPPED \] /, "skipped case ")
              if (!seen[name, $0]++) print name ": " $0
          }' \
@@ -107,11 +108,11 @@ part_asan() {
 
 part_clang() {
     if ! command -v clang >/dev/null; then
-        echo "skip: the clang build: clang is not installed (scripts/install-packages.sh --clang installs it)"
+        echo "skipped: the clang build: clang is not installed (scripts/install-packages.sh --clang installs it)"
         return 0
     fi
     if ! echo 'int main(void) { return 0; }' | clang -fopenmp -x c - -o /dev/null 2>/dev/null; then
-        echo "skip: the clang build: clang cannot link OpenMP here (Debian: libomp-dev)"
+        echo "skipped: the clang build: clang cannot link OpenMP here (Debian: libomp-dev)"
         return 0
     fi
     if build clang build-clang; then passed=$((passed + 1)); fi
