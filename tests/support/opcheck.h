@@ -87,7 +87,6 @@ struct oc_act oc_act_new(struct oc_case *c, const struct oc_mat *plain, enum nib
 struct oc_weight {
     struct nib_weight_desc desc;
     double                *value; /* [n_stack][n_out][n_in] with global scales */
-    double                 global_most;
 };
 struct oc_weight *oc_weight_new(struct oc_case *c, enum nib_weight_type type, enum nib_act_format act, int32_t n_stack,
                                 int32_t n_out, int32_t n_in);

@@ -169,8 +169,8 @@ static void own_expert(struct oc_case *c, const struct moe *a, const struct oc_w
 static void judge_moe(struct oc_case *c, const void *data, const struct oc_result *ref, const struct oc_result *got)
 {
     const struct moe        *a = data;
-    const struct oc_output  *have = oc_find(got, "y"), *chosen = oc_find(got, "chosen"),
-                           *weights = oc_find(got, "weights");
+    const struct oc_output  *have = oc_find(got, "y"), *chosen = oc_find(got, "chosen");
+    const struct oc_output  *weights = oc_find(got, "weights");
     const struct oc_weight  *routed[3] = {a->w1, a->w2, a->w3}, *shared[3] = {a->sw1, a->sw2, a->sw3};
     int32_t                  dim = a->x.cols;
     double                   s[32], err[32];
@@ -198,17 +198,11 @@ static void judge_moe(struct oc_case *c, const void *data, const struct oc_resul
     oc_conclude(c, &worst, "y");
 }
 
-static struct oc_weight *stack(struct oc_case *c, enum nib_weight_type type, enum nib_act_format act, int32_t n_stack,
-                               int32_t n_out, int32_t n_in)
-{
-    return oc_weight_new(c, type, act, n_stack, n_out, n_in);
-}
-
 void oc_check_moe(struct oc_case *c)
 {
     static const int32_t acts[] = {NIB_ACT_PLAIN, NIB_ACT_FP8, NIB_ACT_INT8, NIB_ACT_NVFP4};
-    enum nib_weight_type type = (enum nib_weight_type)(c->index % 5),
-                         shared = oc_chance(c, 0.5) ? type : NIB_WEIGHT_FP8;
+    enum nib_weight_type type = (enum nib_weight_type)(c->index % 5); /* every type in any five cases */
+    enum nib_weight_type shared = oc_chance(c, 0.5) ? type : NIB_WEIGHT_FP8;
     bool                 four = type == NIB_WEIGHT_NVFP4 || type == NIB_WEIGHT_MXFP4;
     bool                 plain_type = type == NIB_WEIGHT_F32 || type == NIB_WEIGHT_BF16;
     enum nib_act_format  act = plain_type ? NIB_ACT_PLAIN : (enum nib_act_format)oc_pick(c, four ? 4 : 3, acts);
@@ -235,16 +229,14 @@ void oc_check_moe(struct oc_case *c)
         for (int32_t e = 0; e < a.n_experts && oc_chance(c, 0.7); e++)
             a.bias[e] = 0.25f; /* some equal ones */
     }
-    a.w1 = stack(c, type, act, a.n_experts, a.n_inner, dim);
-    a.w3 = stack(c, type, act, a.n_experts, a.n_inner, dim);
-    a.w2 = stack(c, type, act, a.n_experts, dim, a.n_inner);
-    a.sw1 = stack(c, shared, shared_act, 1, a.n_inner_shared, dim);
-    a.sw3 = stack(c, shared, shared_act, 1, a.n_inner_shared, dim);
-    a.sw2 = stack(c, shared, shared_act, 1, dim, a.n_inner_shared);
-    oc_shape(
-        c,
-        "%d of %d experts type %d act %d [%d, %d], shared type %d act %d [%d], limit %g, before %d, hash %d, rows %d",
-        a.top_k, a.n_experts, type, act, a.n_inner, dim, shared, shared_act, a.n_inner_shared, (double)a.limit,
-        a.before, a.tid2eid != NULL, a.dtype);
+    a.w1 = oc_weight_new(c, type, act, a.n_experts, a.n_inner, dim);
+    a.w3 = oc_weight_new(c, type, act, a.n_experts, a.n_inner, dim);
+    a.w2 = oc_weight_new(c, type, act, a.n_experts, dim, a.n_inner);
+    a.sw1 = oc_weight_new(c, shared, shared_act, 1, a.n_inner_shared, dim);
+    a.sw3 = oc_weight_new(c, shared, shared_act, 1, a.n_inner_shared, dim);
+    a.sw2 = oc_weight_new(c, shared, shared_act, 1, dim, a.n_inner_shared);
+    oc_shape(c, "%d of %d experts type %d act %d [%d, %d], shared type %d act %d [%d], ", a.top_k, a.n_experts, type, act,
+             a.n_inner, dim, shared, shared_act, a.n_inner_shared);
+    oc_shape(c, "limit %g, before %d, hash %d, rows %d", (double)a.limit, a.before, a.tid2eid != NULL, a.dtype);
     oc_all(c, run_moe, judge_moe, &a, a.x.rows);
 }
