@@ -151,8 +151,30 @@ static enum nib_status fingerprint(struct nib_quant_plan *p, struct nib_error *e
     return NIB_OK;
 }
 
+static int name_compare(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Renaming may bring two tensors under one name, as when a source has one in both spellings. */
+static enum nib_status check_names(const struct nib_quant_plan *p, struct nib_error *err)
+{
+    const char    **name = malloc((size_t)p->n_outputs * sizeof *name + 1);
+    enum nib_status status = name ? NIB_OK : nib_error_set(err, NIB_E_MEMORY, "no memory for %" PRId64 " names", p->n_outputs);
+    for (int64_t i = 0; name && i < p->n_outputs; i++)
+        name[i] = p->output[i].name;
+    if (name)
+        qsort(name, (size_t)p->n_outputs, sizeof *name, name_compare);
+    for (int64_t i = 1; status == NIB_OK && i < p->n_outputs; i++)
+        if (strcmp(name[i - 1], name[i]) == 0)
+            status = nib_error_set(err, NIB_E_FORMAT, "two tensors of '%s' would both be named '%s'", p->src, name[i]);
+    free(name);
+    return status;
+}
+
 enum nib_status nib_quant_layout(struct nib_quant_plan *p, struct nib_error *err)
 {
+    NIB_TRY(check_names(p, err));
     NIB_TRY(cut_shards(p, err));
     return fingerprint(p, err);
 }

@@ -69,7 +69,8 @@ static void write_checkpoint(const char *dir, const struct tensor *t, int n)
         list[i] = (struct nib_writer_tensor){.name = t[i].name, .dtype = t[i].dtype, .n_dims = t[i].n_dims};
         memcpy(list[i].shape, t[i].shape, sizeof t[i].shape);
     }
-    list[n] = (struct nib_writer_tensor){.name = "embed.weight", .dtype = NIB_ST_BF16, .n_dims = 2, .shape = {1, 16}};
+    const bool hf = strncmp(t[0].name, "model.", 6) == 0;
+    list[n] = (struct nib_writer_tensor){.name = hf ? "model.embed_tokens.weight" : "embed.weight", .dtype = NIB_ST_BF16, .n_dims = 2, .shape = {1, 16}};
     assert_int_equal(nib_writer_open(dir, list, n + 1, 0, &w, NULL), NIB_OK);
     for (int i = 0; i < n; i++) {
         uint64_t bytes;
@@ -551,6 +552,114 @@ static void test_b22_calibration_text(void **state)
         nib_checkpoint_close(c[i]);
 }
 
+/* ---- Other sources ---- */
+
+/* compressed-tensors NVFP4: names and reciprocals change, codes and scales do not. */
+static void test_relay_keeps_codes(void **state)
+{
+    (void)state;
+    enum { ROWS = 8, COLS = 64 };
+    uint8_t     codes[ROWS * COLS / 2], scales[ROWS * COLS / 16];
+    const float global = 4096, input = 8;
+    for (size_t i = 0; i < sizeof codes; i++)
+        codes[i] = (uint8_t)(i * 73 + 5);
+    for (size_t i = 0; i < sizeof scales; i++)
+        scales[i] = (uint8_t)(i % 0x7f);
+    const struct tensor t[] = {{"layers.0.ffn.experts.0.w2.weight_packed", NIB_ST_U8, 2, {ROWS, COLS / 2}, codes},
+                               {"layers.0.ffn.experts.0.w2.weight_scale", NIB_ST_F8_E4M3, 2, {ROWS, COLS / 16}, scales},
+                               {"layers.0.ffn.experts.0.w2.weight_global_scale", NIB_ST_F32, 1, {1}, &global},
+                               {"layers.0.ffn.experts.0.w2.input_global_scale", NIB_ST_F32, 1, {1}, &input}};
+    struct nib_quantize_options o = options();
+    struct nib_quantize_result  r;
+    write_checkpoint(path_in("packed"), t, 4);
+    assert_int_equal(nib_quantize(path_in("packed"), path_in("packed-out"), &o, &r, NULL), NIB_OK);
+    struct result q = open_result(path_in("packed-out"), "layers.0.ffn.experts.0.w2");
+    assert_memory_equal(q.codes, codes, sizeof codes);
+    assert_memory_equal(q.scales, scales, sizeof scales);
+    assert_true(q.g == 1.0f / 4096);
+    float got;
+    memcpy(&got, nib_checkpoint_find(q.c, "layers.0.ffn.experts.0.w2.input_scale")->data, sizeof got);
+    assert_true(got == 0.125f);
+    nib_checkpoint_close(q.c);
+    assert_int_equal(nib_quantize_verify(path_in("packed"), path_in("packed-out"), &o, &r, NULL), NIB_OK);
+    assert_int_equal(r.n_mismatches, 0);
+    scales[3] = 0x7f;
+    write_checkpoint(path_in("packed-nan"), t, 4);
+    expect_failure(path_in("packed-nan"), path_in("packed-nan-out"), &o, NIB_E_NUMERIC, "layers.0.ffn.experts.0.w2");
+}
+
+/* FP8 experts with E8M0 and with F32 scales: what is encoded is code * scale. w1 and w3 share their global scale. */
+static void test_fp8_experts(void **state)
+{
+    (void)state;
+    enum { ROWS = 160, COLS = 256 };
+    static uint8_t codes[2][ROWS * COLS];
+    const uint8_t  e8m0[4] = {120, 118, 121, 119};
+    const float    f32[4] = {0x1p-7f, 0x1p-9f, 0x1p-6f, 0x1p-8f};
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < ROWS * COLS; i++)
+            codes[k][i] = (uint8_t)(((i * 89 + i / 256 * 13) % 0x60) | (i * 7 & 0x80));
+    codes[1][1234] = 0x7e;
+    const struct tensor t[] = {{"layers.0.ffn.experts.0.w1.weight", NIB_ST_F8_E4M3, 2, {ROWS, COLS}, codes[0]},
+                               {"layers.0.ffn.experts.0.w1.scale", NIB_ST_F8_E8M0, 2, {2, 2}, e8m0},
+                               {"layers.0.ffn.experts.0.w3.weight", NIB_ST_F8_E4M3, 2, {ROWS, COLS}, codes[1]},
+                               {"layers.0.ffn.experts.0.w3.weight_scale_inv", NIB_ST_F32, 2, {2, 2}, f32}};
+    struct nib_quantize_options o = options();
+    struct nib_quantize_result  r;
+    write_checkpoint(path_in("fp8"), t, 4);
+    assert_int_equal(nib_quantize(path_in("fp8"), path_in("fp8-out"), &o, &r, NULL), NIB_OK);
+    assert_int_equal(r.n_matrices, 2);
+    float g[2];
+    for (int k = 0; k < 2; k++) {
+        double        xx = 0, ee = 0;
+        struct result q = open_result(path_in("fp8-out"), k ? "layers.0.ffn.experts.0.w3" : "layers.0.ffn.experts.0.w1");
+        for (int i = 0; i < ROWS * COLS; i++) {
+            const int    block = i / COLS / 128 * 2 + i % COLS / 128;
+            const double x = (codes[k][i] & 0x80 ? -1 : 1) * e4m3(codes[k][i] & 0x7f) * (double)f32[block];
+            const double e = x - value(&q, i) * (double)q.g;
+            xx += x * x;
+            ee += e * e;
+        }
+        g[k] = q.g;
+        assert_true(ee / xx < 0.02);
+        nib_checkpoint_close(q.c);
+    }
+    assert_true(g[0] == g[1]);
+}
+
+/* Stacked BF16 experts come apart into the right rows. */
+static void test_stacked_experts(void **state)
+{
+    (void)state;
+    enum { INNER = 16, DIM = 32 };
+    static uint16_t gate_up[2 * 2 * INNER * DIM], down[2 * DIM * INNER], embed[16];
+    for (int i = 0; i < 2 * 2 * INNER * DIM; i++)
+        gate_up[i] = to_bf16((float)(1 << i / (INNER * DIM))); /* 1, 2, 4, 8: expert 0 gate, up, expert 1 gate, up */
+    for (int i = 0; i < 2 * DIM * INNER; i++)
+        down[i] = to_bf16(i < DIM * INNER ? 16 : 32);
+    const struct tensor t[] = {{"model.layers.0.mlp.experts.gate_up_proj", NIB_ST_BF16, 3, {2, 2 * INNER, DIM}, gate_up},
+                               {"model.layers.0.mlp.experts.down_proj", NIB_ST_BF16, 3, {2, DIM, INNER}, down},
+                               {"embed.weight", NIB_ST_BF16, 2, {1, 16}, embed}};
+    static const char *const names[] = {"layers.0.ffn.experts.0.w1", "layers.0.ffn.experts.0.w3", "layers.0.ffn.experts.1.w1",
+                                        "layers.0.ffn.experts.1.w3", "layers.0.ffn.experts.0.w2", "layers.0.ffn.experts.1.w2"};
+    struct nib_quantize_options o = options();
+    struct nib_quantize_result  r;
+    o.layout = NIB_QUANT_LAYOUT_OFFICIAL;
+    o.method = NIB_QUANT_ABSMAX;
+    write_checkpoint(path_in("twice"), t, 3);
+    expect_failure(path_in("twice"), path_in("twice-out"), &o, NIB_E_FORMAT, "both be named 'embed.weight'");
+    write_checkpoint(path_in("stacked"), t, 2);
+    assert_int_equal(nib_quantize(path_in("stacked"), path_in("stacked-out"), &o, &r, NULL), NIB_OK);
+    assert_int_equal(r.n_matrices, 6);
+    for (int k = 0; k < 6; k++) {
+        struct result q = open_result(path_in("stacked-out"), names[k]);
+        assert_int_equal(q.rows, k < 4 ? INNER : DIM);
+        for (int i = 0; i < INNER * DIM; i++) /* a block of equal values: off by the scale's rounding only */
+            assert_true(fabs(value(&q, i) * (double)q.g / (1 << k) - 1) < 0.0625);
+        nib_checkpoint_close(q.c);
+    }
+}
+
 static int make_root(void **state)
 {
     (void)state;
@@ -572,7 +681,8 @@ int main(void)
         cmocka_unit_test(test_b21_outlier),               cmocka_unit_test(test_nan_and_truncation),
         cmocka_unit_test(test_destination_is_respected),  cmocka_unit_test(test_threads_and_memory_change_nothing),
         cmocka_unit_test(test_full_disk_and_resume),      cmocka_unit_test(test_official_to_experts_is_exact),
-        cmocka_unit_test(test_b22_calibration_text),
+        cmocka_unit_test(test_b22_calibration_text),      cmocka_unit_test(test_relay_keeps_codes),
+        cmocka_unit_test(test_fp8_experts),               cmocka_unit_test(test_stacked_experts),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }
