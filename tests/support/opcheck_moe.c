@@ -235,8 +235,8 @@ void oc_check_moe(struct oc_case *c)
     a.sw1 = oc_weight_new(c, shared, shared_act, 1, a.n_inner_shared, dim);
     a.sw3 = oc_weight_new(c, shared, shared_act, 1, a.n_inner_shared, dim);
     a.sw2 = oc_weight_new(c, shared, shared_act, 1, dim, a.n_inner_shared);
-    oc_shape(c, "%d of %d experts type %d act %d [%d, %d], shared type %d act %d [%d], ", a.top_k, a.n_experts, type, act,
-             a.n_inner, dim, shared, shared_act, a.n_inner_shared);
+    oc_shape(c, "%d of %d experts type %d act %d [%d, %d], ", a.top_k, a.n_experts, type, act, a.n_inner, dim);
+    oc_shape(c, "shared type %d act %d [%d], ", shared, shared_act, a.n_inner_shared);
     oc_shape(c, "limit %g, before %d, hash %d, rows %d", (double)a.limit, a.before, a.tid2eid != NULL, a.dtype);
     oc_all(c, run_moe, judge_moe, &a, a.x.rows);
 }
