@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 from safetensors import safe_open
-from transformers import PretrainedConfig
+from transformers import AutoConfig
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -52,12 +52,12 @@ def e4m3(b):
 
 def main():
     full, experts, source = sys.argv[1:]
-    config = PretrainedConfig.from_pretrained(full)
-    assert config.model_type == "deepseek_v4" or config.to_dict()["model_type"] == "deepseek_v4"
+    config = AutoConfig.from_pretrained(full)
+    assert config.model_type == "deepseek_v4" and config.hidden_size == 256
     quantization = config.to_dict()["quantization_config"]
     assert quantization["quant_method"] == "modelopt" and quantization["quant_algo"] == "NVFP4"
     assert "lm_head" in quantization["ignore"] and "*.self_attn.o_a_proj" in quantization["ignore"]
-    assert PretrainedConfig.from_pretrained(experts).to_dict()["quantization_config"]["moe_quant_algo"] == "NVFP4"
+    assert AutoConfig.from_pretrained(experts).to_dict()["quantization_config"]["moe_quant_algo"] == "NVFP4"
 
     tensors = headers(full)
     index = json.load(open(os.path.join(full, "model.safetensors.index.json")))["weight_map"]
