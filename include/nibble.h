@@ -421,6 +421,8 @@ struct nib_request_args {
     const struct nib_logit_bias *bias;   /* [n_bias] */
     int32_t                     n_bias;
     int32_t                     n_top;   /* likeliest tokens told with each; at most 20 */
+    const int32_t              *allowed; /* [n_allowed] as in struct nib_next, for the first token; not copied */
+    int32_t                     n_allowed;
     uint64_t                    salt;    /* kept beginnings are shared among requests of one salt only */
     void (*on_token)(void *user, const struct nib_drawn_token *token, struct nib_next *next);
     void (*on_end)(void *user, const struct nib_request_result *result); /* exactly once for each submitted request, last */

@@ -106,6 +106,8 @@ static struct nib_request *request_new(struct nib_server *s, const struct nib_re
     r->args.stop_id = copy_of(a->stop_id, (size_t)a->n_stop * sizeof *a->stop_id);
     r->args.bias = copy_of(a->bias, (size_t)a->n_bias * sizeof *a->bias);
     r->args.prompt = NULL;
+    r->allowed = a->allowed;
+    r->n_allowed = a->n_allowed;
     r->ids = malloc((size_t)n_ids_max * sizeof *r->ids);
     r->n_ids = a->n_prompt;
     r->n_ids_max = n_ids_max;
@@ -145,6 +147,7 @@ static enum nib_status check_args(const struct nib_server *s, const struct nib_r
             return nib_error_set(err, NIB_E_ARGUMENT, "the bias of id %" PRId32 " is not a number below infinity", a->bias[i].id);
     }
     NIB_TRY(check_ids("stop id", a->stop_id, a->n_stop, vocab, err));
+    NIB_TRY(check_ids("allowed id", a->allowed, a->n_allowed, vocab, err));
     return check_ids("prompt token", a->prompt, a->n_prompt, vocab, err);
 }
 

@@ -1,0 +1,366 @@
+/* nibble serve: an OpenAI-compatible server. Options, start, and an orderly end; what it serves is in server/. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "arguments.h"
+#include "cli.h"
+#include "input.h"
+#include "nibble.h"
+#include "server/serve.h"
+#include "session.h"
+
+enum { PAGE_TOKENS = 128 };
+
+struct serve_command {
+    struct cli_engine_options engine;
+    struct serve_settings     settings;
+    float                     kv_gib, cache_gib;
+    int32_t                   profile;
+    const char               *config;
+};
+
+/* ---- API keys ---- */
+
+static bool add_key(struct serve *s, const char *key, size_t n)
+{
+    char **keys = realloc(s->keys, (s->n_keys + 1) * sizeof *keys);
+    if (!keys)
+        return false;
+    s->keys = keys;
+    keys[s->n_keys] = strndup(key, n);
+    return keys[s->n_keys++] != NULL;
+}
+
+/* A line each; empty lines do not count. */
+static int read_keys(struct serve *s)
+{
+    char  *text = NULL;
+    size_t n = 0;
+
+    if (s->settings->api_key && !add_key(s, s->settings->api_key, strlen(s->settings->api_key)))
+        return cli_fail_memory();
+    if (!s->settings->api_key_file)
+        return CLI_OK;
+    if (!input_read_file("--api-key-file", s->settings->api_key_file, &text, &n))
+        return CLI_FAILED;
+    bool ok = true;
+    for (char *line = text; ok && *line;) {
+        size_t length = strcspn(line, "\r\n");
+        if (length > 0)
+            ok = add_key(s, line, length);
+        line += length + strspn(line + length, "\r\n");
+    }
+    free(text);
+    if (ok && s->n_keys == 0)
+        return cli_fail("--api-key-file: '%s' holds no key", s->settings->api_key_file);
+    return ok ? CLI_OK : cli_fail_memory();
+}
+
+/* ---- The engine ---- */
+
+/* Pages for the contexts that run and sequence slots for beginnings, within what memory was given. */
+static void plan_memory(const struct session *s, const struct serve_command *c, struct nib_options *o)
+{
+    struct nib_memory_plan two, one;
+    struct nib_options     probe = *o;
+    const int32_t          n_ctx_pages = (o->n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    int32_t                n_kept = 64;
+
+    probe.n_seqs_max = 1;
+    probe.n_kv_pages = 1;
+    (void)nib_model_plan(s->model, &probe, &one, NULL);
+    probe.n_kv_pages = 2;
+    probe.n_ctx = o->n_ctx > PAGE_TOKENS ? o->n_ctx : 2 * PAGE_TOKENS;
+    (void)nib_model_plan(s->model, &probe, &two, NULL);
+    const double page = two.kv_bytes > one.kv_bytes ? (double)(two.kv_bytes - one.kv_bytes) : 1;
+    probe.n_kv_pages = 1;
+    probe.n_seqs_max = 2;
+    (void)nib_model_plan(s->model, &probe, &two, NULL);
+    const double slot = two.kv_bytes > one.kv_bytes ? (double)(two.kv_bytes - one.kv_bytes) : 1;
+    if (c->cache_gib >= 0)
+        n_kept = c->cache_gib * 0x1p30 / slot > 4000 ? 4000 : (int32_t)(c->cache_gib * 0x1p30 / slot);
+    o->n_seqs_max = c->settings.n_running + n_kept;
+    /* By default as many pages again for what is kept. */
+    double pages = c->kv_gib > 0 ? c->kv_gib * 0x1p30 / page : (n_kept > 0 ? 2.0 : 1.0) * c->settings.n_running * n_ctx_pages;
+    o->n_kv_pages = pages < 1 ? 1 : pages > 1e9 ? 1000000000 : (int32_t)pages;
+}
+
+static int open_engine(struct session *s, const struct serve_command *c, struct serve *serve)
+{
+    struct nib_options        o;
+    struct nib_server_options so;
+    struct nib_error          err = {0};
+
+    int code = session_engine_options(s, 0, false, &o);
+    if (code != CLI_OK)
+        return code;
+    o.n_ctx = serve->n_ctx;
+    o.n_rows_max = c->settings.n_prefill + c->settings.n_running;
+    plan_memory(s, c, &o);
+    enum nib_status status = nib_engine_open(s->model, &o, &s->engine, &err);
+    if (status != NIB_OK)
+        return session_fail(status, &err);
+    nib_server_options_init(&so);
+    so.n_running_max = c->settings.n_running;
+    so.n_waiting_max = c->settings.n_waiting;
+    so.n_prefill_max = c->settings.n_prefill;
+    status = nib_server_open(s->engine, &so, &serve->engine, &err);
+    if (status != NIB_OK)
+        return session_fail(status, &err);
+    const struct nib_options *r = nib_engine_options(s->engine);
+    cli_note("serving '%s' from %s: backend %s, context %d, %d at once, %d waiting, %d prompt tokens a step, %d KV pages of "
+             "%d tokens, %d kept beginnings, %s",
+             serve->name, s->dir, r->backend, (int)r->n_ctx, (int)so.n_running_max, (int)so.n_waiting_max,
+             (int)so.n_prefill_max, (int)r->n_kv_pages, PAGE_TOKENS, (int)(r->n_seqs_max - so.n_running_max),
+             serve->n_keys ? "API keys asked for" : "no API key");
+    return CLI_OK;
+}
+
+/* ---- Start and end ---- */
+
+static const char *folder_name(const char *dir, char *out, size_t out_bytes)
+{
+    char *real = realpath(dir, NULL);
+    char *slash = real ? strrchr(real, '/') : NULL;
+    (void)snprintf(out, out_bytes, "%s", slash && slash[1] ? slash + 1 : "nibble");
+    free(real);
+    return out;
+}
+
+static int prepare(struct session *s, const struct serve_command *c, struct serve *serve, char *name, size_t name_bytes)
+{
+    struct nib_error err = {0};
+    bool             guessed = false;
+
+    int code = session_open(s, &c->engine);
+    if (code == CLI_OK)
+        code = session_open_tokenizer(s);
+    if (code != CLI_OK)
+        return code;
+    serve->info = s->info;
+    serve->tokenizer = s->tokenizer;
+    serve->dir = s->dir;
+    serve->name = c->settings.served_name ? c->settings.served_name : folder_name(s->dir, name, name_bytes);
+    serve->dsml_id = nib_tokenizer_find(s->tokenizer, "｜DSML｜");
+    serve->think_end_id = nib_tokenizer_find(s->tokenizer, "</think>");
+    serve->n_ctx = c->engine.ctx > 0 ? c->engine.ctx : s->info->n_ctx_max < 8192 ? s->info->n_ctx_max : 8192;
+    serve->profile = (enum nib_chat_profile)c->profile;
+    if (serve->profile == NIB_CHAT_AUTO) {
+        enum nib_status status = nib_chat_profile_detect(s->dir, &serve->profile, &guessed, &err);
+        if (status != NIB_OK)
+            return session_fail(status, &err);
+    }
+    cli_note("chat profile %s%s", serve->profile == NIB_CHAT_PREVIEW ? "preview" : "ga", guessed ? " (nothing said which)" : "");
+    return read_keys(serve);
+}
+
+/* SIGTERM or SIGINT ends what runs in its own time; the second one, or the time limit, at once. */
+static void wait_for_end(struct serve *s, const sigset_t *signals)
+{
+    int number = 0;
+
+    while (sigwait(signals, &number) != 0)
+        continue;
+    atomic_store(&s->draining, true);
+    nib_server_drain(s->engine);
+    (void)MHD_quiesce_daemon(s->daemon);
+    cli_note("shutting down; requests that run have %d s", (int)s->settings->drain_timeout_s);
+    for (int i = 0; i < s->settings->drain_timeout_s * 10; i++) {
+        struct nib_server_stats stats;
+        nib_server_get_stats(s->engine, &stats);
+        if (stats.n_running == 0 && stats.n_waiting == 0)
+            break;
+        if (sigtimedwait(signals, NULL, &(struct timespec){.tv_nsec = 100000000L}) > 0)
+            break;
+    }
+}
+
+static int serve_until_signal(struct session *s, const struct serve_command *c, struct serve *serve, const sigset_t *signals)
+{
+    if (!serve_http_start(serve))
+        return CLI_FAILED;
+    cli_note("listening on http://%s:%d", c->settings.host, (int)c->settings.port);
+    int code = open_engine(s, c, serve);
+    if (code == CLI_OK) {
+        atomic_store(&serve->ready, true);
+        cli_note("ready");
+        wait_for_end(serve, signals);
+    }
+    /* Ends every request; those still told about it get it sent in the moment before the connections close. */
+    nib_server_close(serve->engine);
+    (void)nanosleep(&(struct timespec){.tv_nsec = 200000000L}, NULL);
+    serve_http_stop(serve);
+    return code;
+}
+
+static int run(const struct serve_command *c)
+{
+    struct session s;
+    struct serve   serve = {.settings = &c->settings, .start_time = (int64_t)time(NULL)};
+    struct rlimit  files;
+    sigset_t       signals;
+    char           name[256];
+
+    /* Before any thread starts, so that all of them leave the signals to this one. */
+    (void)sigemptyset(&signals);
+    (void)sigaddset(&signals, SIGTERM);
+    (void)sigaddset(&signals, SIGINT);
+    (void)pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    (void)signal(SIGPIPE, SIG_IGN);
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = files.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &files);
+    }
+    metrics_init(&serve.metrics);
+    int code = prepare(&s, c, &serve, name, sizeof name);
+    if (code == CLI_OK)
+        code = serve_until_signal(&s, c, &serve, &signals);
+    for (size_t i = 0; i < serve.n_keys; i++)
+        free(serve.keys[i]);
+    free(serve.keys);
+    session_close(&s);
+    return code;
+}
+
+/* ---- The configuration file ---- */
+
+/* Lines "name value" or "name = value" become options in front of the command line's, which therefore count. */
+static int add_config(const char *path, int argc, char **argv, int *n_out, char ***out, char **text)
+{
+    size_t n = 0;
+    int    n_args = 0;
+
+    if (!input_read_file("--config", path, text, &n))
+        return CLI_FAILED;
+    size_t n_lines = 1;
+    for (char *c = *text; *c; c++)
+        n_lines += *c == '\n';
+    char **args = calloc(n_lines + (size_t)argc + 1, sizeof *args);
+    if (!args)
+        return cli_fail_memory();
+    args[n_args++] = argv[0];
+    for (char *line = strtok(*text, "\n"); line; line = strtok(NULL, "\n")) {
+        char  *name = line + strspn(line, " \t-");
+        size_t length = strcspn(name, " \t=\r");
+        char  *value = name + length + strspn(name + length, " \t=\r");
+        size_t n_value = strlen(value);
+        while (n_value > 0 && strchr(" \t\r", value[n_value - 1]))
+            n_value--;
+        if (length == 0 || *name == '#')
+            continue;
+        char *option = malloc(length + n_value + 4);
+        if (!option) {
+            free(args);
+            return cli_fail_memory();
+        }
+        (void)sprintf(option, n_value ? "--%.*s=%.*s" : "--%.*s", (int)length, name, (int)n_value, value);
+        args[n_args++] = option;
+    }
+    for (int i = 1; i < argc; i++)
+        args[n_args++] = argv[i];
+    *n_out = n_args;
+    *out = args;
+    return CLI_OK;
+}
+
+static const char *find_config(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--config=", 9) == 0)
+            return argv[i] + 9;
+        if (strcmp(argv[i], "--config") == 0 && i + 1 < argc)
+            return argv[i + 1];
+    }
+    return NULL;
+}
+
+static int serve_command(int argc, char **argv)
+{
+    static const char *const profile_names[] = {"auto", "ga", "preview", NULL};
+    static const char *const level_names[] = {"quiet", "info", NULL};
+    struct serve_command     c = {
+            .settings = {.host = "127.0.0.1", .port = 8000, .n_running = 16, .n_waiting = 256, .n_prefill = 512,
+                         .max_body_mb = 64, .drain_timeout_s = 30, .log_level = 1},
+            .cache_gib = -1};
+    int code;
+
+    cli_engine_options_init(&c.engine);
+    const struct cli_option own[] = {
+        {.name = "--host", .kind = CLI_KIND_TEXT, .value = &c.settings.host, .metavar = "A",
+         .help = "address to listen on; 127.0.0.1. TLS is left to a proxy"},
+        {.name = "--port", .kind = CLI_KIND_COUNT, .value = &c.settings.port, .low = 1, .high = 65535, .metavar = "P",
+         .help = "port; 8000"},
+        {.name = "--api-key", .kind = CLI_KIND_TEXT, .value = &c.settings.api_key, .metavar = "KEY",
+         .help = "ask for this key; others can read it in the process list"},
+        {.name = "--api-key-file", .kind = CLI_KIND_TEXT, .value = &c.settings.api_key_file, .metavar = "F",
+         .help = "ask for one of the keys in a file, a line each"},
+        {.name = "--served-name", .kind = CLI_KIND_TEXT, .value = &c.settings.served_name, .metavar = "NAME",
+         .help = "the model's name for clients; the folder's name"},
+        {.name = "--cors", .kind = CLI_KIND_TEXT, .value = &c.settings.cors, .metavar = "ORIGIN",
+         .help = "let pages from there (* for all) use the server; off"},
+        {.name = "--chat-profile", .kind = CLI_KIND_CHOICE, .value = &c.profile, .choices = profile_names,
+         .help = "which release's prompt rules; auto: from the checkpoint folder"},
+        {.name = "--allow-control-tokens", .kind = CLI_KIND_FLAG, .value = &c.settings.allow_control_tokens,
+         .help = "control tokens written in messages count; otherwise they are plain text"},
+        {.name = "--log-level", .kind = CLI_KIND_CHOICE, .value = &c.settings.log_level, .choices = level_names,
+         .help = "info: one line for each request"},
+        {.name = "--config", .kind = CLI_KIND_TEXT, .value = &c.config, .metavar = "FILE",
+         .help = "options from a file, a line each: name value. The command line counts more"},
+    };
+    const struct cli_option limits[] = {
+        {.name = "--max-seqs", .kind = CLI_KIND_COUNT, .value = &c.settings.n_running, .low = 1, .high = 1024,
+         .metavar = "N", .help = "requests that run at once; 16"},
+        {.name = "--max-queue", .kind = CLI_KIND_COUNT, .value = &c.settings.n_waiting, .low = 1, .high = 1000000,
+         .metavar = "N", .help = "requests that wait; more are refused; 256"},
+        {.name = "--kv-memory", .kind = CLI_KIND_NUMBER, .value = &c.kv_gib, .low = 0, .above_low = true, .high = 1e6,
+         .metavar = "GiB", .help = "memory for context rows; twice what all requests at full length need"},
+        {.name = "--cache-memory", .kind = CLI_KIND_NUMBER, .value = &c.cache_gib, .low = 0, .high = 1e6,
+         .metavar = "GiB", .help = "memory for the ends of kept beginnings, 0: keep none; that of 64"},
+        {.name = "--prefill-budget", .kind = CLI_KIND_COUNT, .value = &c.settings.n_prefill, .low = 1, .high = 16384,
+         .metavar = "N", .help = "prompt tokens in a step, at most; 512"},
+        {.name = "--max-body-mb", .kind = CLI_KIND_COUNT, .value = &c.settings.max_body_mb, .low = 1, .high = 2047,
+         .metavar = "N", .help = "size of a request; 64"},
+        {.name = "--drain-timeout", .kind = CLI_KIND_COUNT, .value = &c.settings.drain_timeout_s, .low = 0, .high = 86400,
+         .metavar = "S", .help = "seconds that running requests have when the server is told to end; 30"},
+    };
+    const struct cli_group groups[] = {
+        {"Server", own, sizeof own / sizeof own[0]},
+        {"Limits", limits, sizeof limits / sizeof limits[0]},
+        {"Engine", c.engine.table, c.engine.n_table},
+    };
+    const struct cli_syntax syntax = {
+        .command = "serve",
+        .usage = "[-m DIR] [options]",
+        .about = "Answers OpenAI-style requests over HTTP, many at once, and shows a chat page at /. See docs/server.md.\n"
+                 "SIGTERM lets running requests end, a second one does not.",
+        .groups = groups,
+        .n_groups = 3,
+    };
+    if (!cli_parse(&syntax, argc, argv, &code))
+        return code;
+    return run(&c);
+}
+
+int cmd_serve(int argc, char **argv)
+{
+    const char *config = find_config(argc, argv);
+    char      **args = NULL, *text = NULL;
+    int         n_args = 0, code = CLI_OK;
+
+    if (!config)
+        return serve_command(argc, argv);
+    code = add_config(config, argc, argv, &n_args, &args, &text);
+    if (code == CLI_OK)
+        code = serve_command(n_args, args);
+    for (int i = 1; args && i <= n_args - argc; i++)
+        free(args[i]);
+    free(args);
+    free(text);
+    return code;
+}

@@ -1,0 +1,115 @@
+/* The server as its parts see it: settings and the model (struct serve), and one HTTP request with what it is answered
+ * (struct exchange).
+ *
+ * Threads: HTTP requests are read and answered on libmicrohttpd's threads; tokens arrive on the library's one; a watch
+ * thread looks for clients that left and keeps quiet streams alive. Whatever of an exchange more than one of them touches is
+ * guarded by its lock. */
+#ifndef NIB_SERVE_H
+#define NIB_SERVE_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "nibble.h"
+#include "serve_buffer.h"
+#include "serve_fields.h"
+#include "serve_metrics.h"
+
+struct serve_settings {
+    const char *host, *api_key, *api_key_file, *served_name, *cors;
+    int32_t     port, n_running, n_waiting, n_prefill, max_body_mb, drain_timeout_s, log_level;
+    bool        allow_control_tokens;
+};
+
+struct serve {
+    const struct serve_settings  *settings;
+    const struct nib_model_info  *info;
+    struct nib_tokenizer         *tokenizer;
+    struct nib_server            *engine; /* set before ready */
+    enum nib_chat_profile         profile;
+    const char                   *name, *dir;
+    int32_t                       n_ctx, dsml_id, think_end_id;
+    int64_t                       start_time; /* seconds since 1970 */
+    char                        **keys; /* [n_keys] API keys; none: no key is asked for */
+    size_t                        n_keys;
+    atomic_bool                   ready, draining;
+    struct metrics                metrics;
+    struct MHD_Daemon            *daemon;
+    pthread_t                     watch;
+    atomic_bool                   watch_ends;
+    pthread_mutex_t               lock; /* of the list */
+    struct exchange              *exchanges; /* those that wait for tokens */
+    atomic_int                    n_exchanges; /* all of them */
+};
+
+struct generation; /* serve_generate.h */
+
+struct exchange {
+    struct serve           *serve;
+    struct MHD_Connection  *connection;
+    const struct route     *route;
+    char                    id[40]; /* request id */
+    char                    client[64];
+    struct buffer           body;
+    struct api_error        error;
+    double                  start;
+    bool                    answered, dispatched;
+    /* What a plain endpoint answers. */
+    char                   *text; /* owned; malloc'd */
+    size_t                  n_text;
+    const char             *content_type;
+    /* While tokens come. */
+    struct exchange        *next, *previous; /* in serve->exchanges */
+    bool                    watched;
+    int                     socket;
+    atomic_int              n_refs; /* the connection's and each choice's */
+    pthread_mutex_t         lock;
+    struct generation      *generation;
+    bool                    streams, suspended, finished; /* lock */
+    struct buffer           out;      /* lock; a stream's events, or the whole answer */
+    double                  last_out; /* lock; when something was last put into it */
+};
+
+/* Endpoints: take the body (NUL-terminated) and leave text, or an error, or a generation that runs. */
+typedef void route_fn(struct exchange *x);
+struct route {
+    const char *path;   /* without a trailing slash */
+    const char *method; /* "GET" or "POST" */
+    route_fn   *run;
+    bool        is_public;  /* needs no key */
+    bool        needs_model; /* 503 until the weights are loaded */
+    bool        is_quiet;   /* not in the access log */
+};
+
+/* serve_http.c */
+bool serve_http_start(struct serve *s); /* reports its own failure */
+void serve_http_stop(struct serve *s);  /* after generations have ended */
+void exchange_answer(struct exchange *x, json_t *object); /* takes the object; an error where it is NULL */
+void exchange_wake(struct exchange *x);   /* with its lock held: there is something to send, or it is finished */
+void exchange_unref(struct exchange *x);
+void exchange_watch(struct exchange *x);
+
+/* Endpoints. */
+void serve_chat(struct exchange *x);
+void serve_completions(struct exchange *x);
+void serve_tokenize(struct exchange *x);
+void serve_detokenize(struct exchange *x);
+void serve_models(struct exchange *x);
+void serve_health(struct exchange *x);
+void serve_version(struct exchange *x);
+void serve_metrics(struct exchange *x);
+void serve_page(struct exchange *x);
+
+/* Whether a request may name this model; fills the error if not. *name is what to answer with. */
+bool serve_check_model(struct exchange *x, const json_t *body, const char **name);
+
+/* The prompt of a conversation: ids, and whether the model will think. raw_* are JSON texts; tools may be NULL. */
+struct chat_prompt {
+    bool           thinking;
+    bool           has_prefix; /* the last message is continued */
+    struct nib_ids ids;
+};
+bool serve_encode_chat(struct exchange *x, const json_t *body, struct chat_prompt *out);
+
+#endif

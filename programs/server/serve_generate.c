@@ -1,0 +1,503 @@
+/* Reading what a generation is asked for, running its choices, and the answers that hold them all. */
+#include "serve_generate.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "../cli.h"
+#include "serve_choice.h"
+
+static double now(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void generation_args_free(struct generation_args *a)
+{
+    for (size_t i = 0; i < a->n_stop; i++)
+        free(a->stop[i]);
+    for (size_t i = 0; i < a->n_forced; i++)
+        nib_ids_free(&a->forced[i]);
+    for (size_t i = 0; i < a->n_prompts; i++)
+        nib_ids_free(&a->prompt[i]);
+    free(a->forced);
+    free(a->stop_id);
+    free(a->bias);
+    free(a->model);
+    memset(a, 0, sizeof *a);
+}
+
+/* ---- Fields ---- */
+
+static bool no_memory(struct exchange *x)
+{
+    (void)api_fail(&x->error, NULL, "internal_error", "memory is used up");
+    x->error.status = 500;
+    x->error.type = "server_error";
+    return false;
+}
+
+static bool add_stop(struct exchange *x, struct generation_args *a, const json_t *v)
+{
+    if (!json_is_string(v) || json_string_length(v) == 0 || json_string_length(v) > STOP_STRING_BYTES_MAX ||
+        strlen(json_string_value(v)) != json_string_length(v))
+        return api_fail(&x->error, "stop", "invalid_value", "stop must be strings of 1 to %d bytes without NUL",
+                        STOP_STRING_BYTES_MAX);
+    if (a->n_stop == N_STOP_STRINGS_MAX)
+        return api_fail(&x->error, "stop", "invalid_value", "stop has more than %d strings", N_STOP_STRINGS_MAX);
+    a->stop[a->n_stop] = strdup(json_string_value(v));
+    return a->stop[a->n_stop++] != NULL || no_memory(x);
+}
+
+static bool read_stops(struct exchange *x, const json_t *body, struct generation_args *a)
+{
+    const json_t *stop = field_get(body, "stop"), *ids = field_get(body, "stop_token_ids");
+    size_t        n_ids = json_is_array(ids) ? json_array_size(ids) : 0;
+
+    if (stop && !json_is_array(stop) && !add_stop(x, a, stop))
+        return false;
+    for (size_t i = 0; json_is_array(stop) && i < json_array_size(stop); i++)
+        if (!add_stop(x, a, json_array_get(stop, i)))
+            return false;
+    if ((ids && !json_is_array(ids)) || n_ids > 1024)
+        return api_fail(&x->error, "stop_token_ids", "invalid_value", "stop_token_ids must be an array of at most 1024 ids");
+    a->stop_id = calloc(n_ids + 1, sizeof *a->stop_id);
+    if (!a->stop_id)
+        return no_memory(x);
+    if (!a->ignore_eos)
+        a->stop_id[a->n_stop_id++] = x->serve->info->eos_id;
+    for (size_t i = 0; i < n_ids; i++) {
+        double v = json_is_real(json_array_get(ids, i)) ? json_real_value(json_array_get(ids, i)) : -1;
+        if (!(v >= 0 && v < x->serve->info->vocab) || floor(v) != v)
+            return api_fail(&x->error, "stop_token_ids", "invalid_value", "stop_token_ids[%zu] is not an id below %d", i,
+                            (int)x->serve->info->vocab);
+        a->stop_id[a->n_stop_id++] = (int32_t)v;
+    }
+    return true;
+}
+
+static bool read_bias(struct exchange *x, const json_t *body, struct generation_args *a)
+{
+    json_t     *bias = (json_t *)field_get(body, "logit_bias"), *v;
+    const char *key;
+
+    if (bias && (!json_is_object(bias) || json_object_size(bias) > 1024))
+        return api_fail(&x->error, "logit_bias", "invalid_value", "logit_bias must be an object of at most 1024 ids");
+    a->bias = calloc(json_object_size(bias) + 1, sizeof *a->bias);
+    if (!a->bias)
+        return no_memory(x);
+    json_object_foreach(bias, key, v) {
+        char  *end;
+        long   id = strtol(key, &end, 10);
+        double b = json_is_real(v) ? json_real_value(v) : NAN;
+        if (end == key || *end || id < 0 || id >= x->serve->info->vocab || isnan(b))
+            return api_fail(&x->error, "logit_bias", "invalid_value", "logit_bias['%.20s'] is not an id below %d with a number",
+                            key, (int)x->serve->info->vocab);
+        a->bias[a->n_bias++] = (struct nib_logit_bias){(int32_t)id, (float)(b > 100 ? 100 : b < -100 ? -100 : b)};
+    }
+    return true;
+}
+
+/* 64 bits, sign and all; -1 is what some clients send for none. Reals would lose the low ones. */
+static bool read_seed(struct exchange *x, const json_t *body, struct generation_args *a)
+{
+    bool  failed = false, given = false;
+    char *text = body_member(x->body.data, "seed", &failed);
+
+    if (text) {
+        double v = json_is_real(field_get(body, "seed")) ? json_real_value(field_get(body, "seed")) : NAN;
+        if (!(v >= -0x1p63 && v < 0x1p64) || floor(v) != v) {
+            free(text);
+            return api_fail(&x->error, "seed", "invalid_value", "seed must be a whole number of 64 bits");
+        }
+        given = v != -1;
+        a->sampling.seed = v < 0 ? (uint64_t)strtoll(text, NULL, 10) : strtoull(text, NULL, 10);
+        free(text);
+    }
+    if (!given && getentropy(&a->sampling.seed, sizeof a->sampling.seed) != 0)
+        a->sampling.seed = (uint64_t)(now() * 1e9);
+    return !failed || no_memory(x);
+}
+
+static bool read_sampling(struct exchange *x, const json_t *body, struct generation_args *a)
+{
+    struct nib_sampling *p = &a->sampling;
+    struct api_error    *e = &x->error;
+    double               least = 1e-6;
+
+    nib_sampling_init(p);
+    p->temperature = x->serve->info->greedy ? 0 : x->serve->info->temperature;
+    p->top_p = x->serve->info->top_p;
+    int32_t top_k = 0;
+    if (!field_float(body, "temperature", 0, 2, &p->temperature, e) || !field_float(body, "top_p", 1e-9, 1, &p->top_p, e) ||
+        !field_int(body, "top_k", -1, 1e18, &top_k, e) || !field_float(body, "min_p", 0, 1, &p->min_p, e) ||
+        !field_float(body, "presence_penalty", -2, 2, &p->presence, e) ||
+        !field_float(body, "frequency_penalty", -2, 2, &p->frequency, e) ||
+        !field_float(body, "repeat_penalty", least, 100, &p->repetition, e) ||
+        !field_float(body, "repetition_penalty", least, 100, &p->repetition, e))
+        return false;
+    p->top_k = top_k < 0 ? 0 : top_k;
+    return read_seed(x, body, a);
+}
+
+static bool read_stream(struct exchange *x, const json_t *body, struct generation_args *a)
+{
+    const json_t *options = field_get(body, "stream_options");
+    if (!field_bool(body, "stream", &a->streams, &x->error))
+        return false;
+    if (options && !a->streams)
+        return api_fail(&x->error, "stream_options", "invalid_value", "stream_options is only for stream: true");
+    if (options && !json_is_object(options))
+        return api_fail(&x->error, "stream_options", "invalid_value", "stream_options must be an object");
+    return !options || field_bool(options, "include_usage", &a->include_usage, &x->error);
+}
+
+/* Clients that must not share kept beginnings send a salt. */
+static bool read_salt(struct exchange *x, const json_t *body, struct generation_args *a)
+{
+    const char *salt = NULL;
+    if (!field_string(body, "cache_salt", &salt, &x->error))
+        return false;
+    uint64_t h = 0xcbf29ce484222325u;
+    for (const char *c = salt; c && *c; c++)
+        h = (h ^ (unsigned char)*c) * 0x100000001b3u;
+    a->salt = salt ? h : 0;
+    return true;
+}
+
+bool generation_read(struct exchange *x, const json_t *body, struct generation_args *a)
+{
+    struct api_error *e = &x->error;
+    const char       *model = NULL;
+
+    a->n = 1;
+    if (!serve_check_model(x, body, &model) || !read_stream(x, body, a) ||
+        !field_int(body, "n", 1, N_CHOICES_MAX, &a->n, e) || !field_bool(body, "ignore_eos", &a->ignore_eos, e) ||
+        !field_bool(body, "include_stop_str_in_output", &a->include_stop, e) ||
+        !field_int(body, "min_tokens", 0, 1e18, &a->n_min, e) || !read_sampling(x, body, a) || !read_stops(x, body, a) ||
+        !read_bias(x, body, a) || !read_salt(x, body, a))
+        return false;
+    a->model = strdup(model);
+    a->has_max = field_get(body, "max_tokens") != NULL;
+    return (a->model || no_memory(x)) && field_int(body, "max_tokens", 1, 1e18, &a->n_max, e);
+}
+
+/* ---- Answers ---- */
+
+json_t *generation_usage(const struct generation *g)
+{
+    int64_t prompt = 0, completion = 0, reasoning = 0, cached = 0;
+    for (size_t i = 0; i < g->args.n_prompts; i++)
+        prompt += (int64_t)g->args.prompt[i].n;
+    for (int32_t i = 0; i < g->n; i++) {
+        completion += g->choice[i].n_tokens;
+        reasoning += g->choice[i].n_reasoning;
+        /* A prompt counts once, as its first choice found it. */
+        cached += i % g->args.n == 0 ? g->choice[i].result.n_cached : 0;
+    }
+    return json_pack("{s:I, s:I, s:I, s:{s:I}, s:{s:I}, s:I, s:I}", "prompt_tokens", (json_int_t)prompt, "completion_tokens",
+                     (json_int_t)completion, "total_tokens", (json_int_t)(prompt + completion), "prompt_tokens_details",
+                     "cached_tokens", (json_int_t)cached, "completion_tokens_details", "reasoning_tokens",
+                     (json_int_t)reasoning, "prompt_cache_hit_tokens", (json_int_t)cached, "prompt_cache_miss_tokens",
+                     (json_int_t)(prompt - cached));
+}
+
+static json_t *envelope(const struct generation *g, const char *object, json_t *choices)
+{
+    char fingerprint[64];
+    (void)snprintf(fingerprint, sizeof fingerprint, "fp_nibble_%s", nib_version());
+    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:o}", "id", g->id, "object", object, "created", (json_int_t)g->created,
+                     "model", g->args.model, "system_fingerprint", fingerprint, "choices", choices);
+}
+
+json_t *generation_chunk(const struct generation *g, json_t *choices)
+{
+    json_t *o = envelope(g, g->args.is_chat ? "chat.completion.chunk" : "text_completion", choices);
+    if (g->args.include_usage)
+        json_object_set_new(o, "usage", json_null());
+    return o;
+}
+
+void generation_event(struct generation *g, json_t *object)
+{
+    struct exchange *x = g->exchange;
+    char            *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(object);
+    if (!text) {
+        x->out.failed = true;
+        return;
+    }
+    buffer_text(&x->out, "data: ");
+    buffer_text(&x->out, text);
+    buffer_text(&x->out, "\n\n");
+    x->last_out = now();
+    free(text);
+}
+
+static void check_json(const struct generation *g)
+{
+    for (int32_t i = 0; g->args.wants_json && i < g->n; i++) {
+        const struct buffer *b = &g->choice[i].content;
+        json_t              *v = b->data ? json_loadb(b->data, b->n, JSON_ALLOW_NUL, NULL) : NULL;
+        if (!json_is_object(v))
+            cli_note("%s: response_format json_object was asked for, but choice %d is no JSON object", g->exchange->id, (int)i);
+        json_decref(v);
+    }
+}
+
+static void finish_generation(struct generation *g)
+{
+    struct exchange *x = g->exchange;
+    x->finished = true;
+    check_json(g);
+    if (g->args.streams) {
+        if (g->failed) {
+            char *text = api_error_text(&x->error);
+            buffer_text(&x->out, "data: ");
+            buffer_text(&x->out, text ? text : "{}");
+            buffer_text(&x->out, "\n\n");
+            free(text);
+        } else if (g->args.include_usage) {
+            json_t *o = generation_chunk(g, json_array());
+            json_object_set_new(o, "usage", generation_usage(g));
+            generation_event(g, o);
+        }
+        buffer_text(&x->out, "data: [DONE]\n\n");
+        return;
+    }
+    if (g->failed)
+        return;
+    json_t *choices = json_array();
+    for (int32_t i = 0; i < g->n; i++)
+        json_array_append_new(choices, choice_answer(&g->choice[i]));
+    json_t *o = envelope(g, g->args.is_chat ? "chat.completion" : "text_completion", choices);
+    json_object_set_new(o, "usage", generation_usage(g));
+    char *text = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    json_decref(o);
+    if (text)
+        buffer_text(&x->out, text);
+    else
+        x->out.failed = true;
+    free(text);
+}
+
+/* ---- Tokens arrive ---- */
+
+static void on_token(void *user, const struct nib_drawn_token *t, struct nib_next *next)
+{
+    struct choice     *c = user;
+    struct exchange   *x = c->generation->exchange;
+    const double       time = now();
+
+    (void)pthread_mutex_lock(&x->lock);
+    if (c->n_tokens > 0)
+        metrics_observe(&x->serve->metrics, METRIC_BETWEEN_TOKENS, time - c->last_token);
+    else
+        metrics_observe(&x->serve->metrics, METRIC_FIRST_TOKEN, time - x->start);
+    c->last_token = time;
+    choice_take_forced(c, t->id);
+    next->stop = !choice_token(c, t) || atomic_load(&c->generation->cancelled);
+    next->n_allowed = choice_allowed(c);
+    next->allowed = c->allowed;
+    exchange_wake(x);
+    (void)pthread_mutex_unlock(&x->lock);
+}
+
+static void on_end(void *user, const struct nib_request_result *r)
+{
+    struct choice     *c = user;
+    struct generation *g = c->generation;
+    struct exchange   *x = g->exchange;
+
+    (void)pthread_mutex_lock(&x->lock);
+    choice_end(c, r);
+    if (r->status == NIB_E_CANCELLED && atomic_load(&x->serve->draining) && !g->failed) {
+        g->failed = true;
+        (void)api_fail(&x->error, NULL, "shutting_down", "the server is shutting down");
+        x->error.status = 503;
+        x->error.type = "unavailable_error";
+    }
+    if (r->status != NIB_OK && r->status != NIB_E_CANCELLED && !g->failed) {
+        g->failed = true;
+        (void)api_fail(&x->error, NULL, "internal_error", "generation failed: %s", nib_status_name(r->status));
+        x->error.status = 500;
+        x->error.type = "server_error";
+    }
+    if (++g->n_ended == g->n)
+        finish_generation(g);
+    exchange_wake(x);
+    (void)pthread_mutex_unlock(&x->lock);
+    exchange_unref(x);
+}
+
+/* ---- Start ---- */
+
+static bool submit_failed(struct exchange *x, enum nib_status status, const struct nib_error *err)
+{
+    (void)api_fail(&x->error, NULL, "invalid_value", "%s", err->text);
+    if (status == NIB_E_STATE) {
+        x->error = (struct api_error){.status = 503, .type = "unavailable_error", .code = "shutting_down"};
+    } else if (status == NIB_E_LIMIT) {
+        x->error = (struct api_error){.status = 429, .type = "rate_limit_error", .code = "queue_full"};
+    } else if (status == NIB_E_MEMORY) {
+        x->error = (struct api_error){.status = 500, .type = "server_error", .code = "internal_error"};
+    }
+    (void)snprintf(x->error.message, sizeof x->error.message, "%.500s", err->text);
+    return false;
+}
+
+static bool check_lengths(struct exchange *x, const struct generation_args *a)
+{
+    for (size_t i = 0; i < a->n_prompts; i++)
+        if (a->prompt[i].n >= (size_t)x->serve->n_ctx)
+            return api_fail(&x->error, a->is_chat ? "messages" : "prompt", "context_length_exceeded",
+                            "the prompt has %zu tokens, which leaves no room in the context of %d tokens", a->prompt[i].n,
+                            (int)x->serve->n_ctx);
+    return true;
+}
+
+static enum nib_status submit(struct choice *c, struct nib_error *err)
+{
+    struct generation      *g = c->generation;
+    struct generation_args *a = &g->args;
+    const struct nib_ids   *prompt = &a->prompt[c->index / a->n];
+    struct nib_sampling     sampling = a->sampling;
+
+    sampling.seed += (uint64_t)c->index * 0x9E3779B97F4A7C15u;
+    const int32_t n_allowed = choice_allowed(c);
+    const struct nib_request_args args = {
+        .prompt = prompt->id, .n_prompt = (int32_t)prompt->n, .n_max = a->n_max, .n_min = a->n_min, .stop_id = a->stop_id,
+        .n_stop = a->n_stop_id, .sampling = sampling, .bias = a->bias, .n_bias = a->n_bias, .n_top = a->n_top,
+        .allowed = c->allowed, .n_allowed = n_allowed, .salt = a->salt, .on_token = on_token, .on_end = on_end, .user = c};
+    (void)atomic_fetch_add(&g->exchange->n_refs, 1);
+    const enum nib_status status = nib_server_submit(g->exchange->serve->engine, &args, &c->handle, err);
+    if (status != NIB_OK)
+        (void)atomic_fetch_sub(&g->exchange->n_refs, 1);
+    return status;
+}
+
+static struct generation *generation_new(struct exchange *x, struct generation_args *a)
+{
+    struct generation *g = calloc(1, sizeof *g);
+    uint64_t           random[2] = {0};
+
+    if (!g) {
+        generation_args_free(a);
+        return NULL;
+    }
+    g->exchange = x;
+    g->args = *a;
+    memset(a, 0, sizeof *a);
+    g->n = g->args.n * (int32_t)g->args.n_prompts;
+    g->created = (int64_t)time(NULL);
+    atomic_init(&g->cancelled, false);
+    (void)getentropy(random, sizeof random);
+    (void)snprintf(g->id, sizeof g->id, "%s-%016llx%08llx", g->args.is_chat ? "chatcmpl" : "cmpl",
+                   (unsigned long long)random[0], (unsigned long long)(random[1] >> 32));
+    g->choice = calloc((size_t)g->n, sizeof *g->choice);
+    for (int32_t i = 0; g->choice && i < g->n; i++)
+        if (!choice_init(&g->choice[i], g, i)) {
+            generation_free(g);
+            return NULL;
+        }
+    if (!g->choice) {
+        generation_free(g);
+        return NULL;
+    }
+    return g;
+}
+
+bool generation_start(struct exchange *x, struct generation_args *a)
+{
+    struct nib_error err = {0};
+
+    if (!check_lengths(x, a)) {
+        generation_args_free(a);
+        return false;
+    }
+    struct generation *g = generation_new(x, a);
+    if (!g)
+        return no_memory(x);
+    metrics_observe(&x->serve->metrics, METRIC_N_CHOICES, g->args.n);
+    /* Tokens may come at once; they wait until everything is in place. */
+    (void)pthread_mutex_lock(&x->lock);
+    x->generation = g;
+    x->streams = g->args.streams;
+    x->last_out = now();
+    enum nib_status status = NIB_OK;
+    int32_t         n = 0;
+    while (n < g->n && (status = submit(&g->choice[n], &err)) == NIB_OK)
+        n++;
+    if (status != NIB_OK) {
+        /* All or none: those that got in are taken back, and end without anyone to tell. */
+        atomic_store(&g->cancelled, true);
+        for (int32_t i = 0; i < n; i++)
+            nib_request_cancel(g->choice[i].handle);
+        g->n_ended = g->n - n;
+        x->finished = n == 0;
+        x->streams = false;
+        g->args.streams = false;
+        g->failed = true;
+        (void)submit_failed(x, status, &err);
+    }
+    (void)pthread_mutex_unlock(&x->lock);
+    exchange_watch(x);
+    return status == NIB_OK;
+}
+
+void generation_cancel(struct generation *g)
+{
+    if (!g || atomic_exchange(&g->cancelled, true))
+        return;
+    for (int32_t i = 0; i < g->n; i++)
+        if (g->choice[i].handle)
+            nib_request_cancel(g->choice[i].handle);
+}
+
+void generation_free(struct generation *g)
+{
+    if (!g)
+        return;
+    for (int32_t i = 0; g->choice && i < g->n; i++)
+        choice_free(&g->choice[i]);
+    free(g->choice);
+    generation_args_free(&g->args);
+    free(g);
+}
+
+/* ---- The log ---- */
+
+void generation_log(const struct exchange *x, unsigned status)
+{
+    const struct generation *g = x->generation;
+    char                     when[32], tokens[200] = "";
+    time_t                   t = time(NULL);
+    struct tm                tm;
+
+    if (x->serve->settings->log_level == 0)
+        return;
+    (void)strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&t, &tm));
+    if (g && !g->failed && g->n_ended == g->n) {
+        const struct nib_request_result *r = &g->choice[0].result;
+        int64_t                          n = 0, n_reasoning = 0;
+        for (int32_t i = 0; i < g->n; i++) {
+            n += g->choice[i].n_tokens;
+            n_reasoning += g->choice[i].n_reasoning;
+        }
+        (void)snprintf(tokens, sizeof tokens,
+                       " prompt=%d cached=%d output=%lld reasoning=%lld queue=%.3fs ttft=%.3fs rate=%.1f/s finish=%s",
+                       (int)r->n_prompt, (int)r->n_cached, (long long)n, (long long)n_reasoning, r->queue_s, r->first_token_s,
+                       r->total_s > r->first_token_s ? (double)(r->n_generated - 1) / (r->total_s - r->first_token_s) : 0.0,
+                       r->status == NIB_E_CANCELLED                    ? "abort"
+                       : g->choice[0].finish == NIB_CHAT_FINISH_LENGTH ? "length"
+                       : g->choice[0].finish == NIB_CHAT_FINISH_STOP   ? "stop"
+                                                                       : "tool_calls");
+    }
+    cli_note("%s %s %s %s %u %.3fs%s", when, x->id, x->client, x->route ? x->route->path : "-", status, now() - x->start, tokens);
+}

@@ -1,0 +1,580 @@
+/* HTTP by libmicrohttpd: routes, bodies, answers, and the watch over connections that wait.
+ *
+ * A connection whose answer is not there yet is suspended, and libmicrohttpd does not look at its socket then. The watch
+ * thread does: where the client has left, its requests are cancelled, and what follows wakes the connection, which then
+ * fails by itself. */
+#define _GNU_SOURCE /* POLLRDHUP */
+#include "serve.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../cli.h"
+#include "serve_generate.h"
+
+enum {
+    HEADER_BYTES_MAX = 64 * 1024,
+    N_CONNECTIONS_MAX = 4096,
+    IDLE_S = 60,            /* without a byte moving */
+    KEEP_ALIVE_S = 10,      /* a stream says nothing for that long: a comment */
+    WATCH_MS = 20,
+    N_HTTP_THREADS = 4,
+    OUT_BYTES_MAX = 8 << 20 /* of a stream whose client does not read */
+};
+
+static const struct route routes[] = {
+    {"", "GET", serve_page, true, false, true},
+    {"/health", "GET", serve_health, true, false, true},
+    {"/v1/health", "GET", serve_health, true, false, true},
+    {"/ping", "GET", serve_health, true, false, true},
+    {"/ping", "POST", serve_health, true, false, true},
+    {"/version", "GET", serve_version, true, false, true},
+    {"/metrics", "GET", serve_metrics, true, true, true},
+    {"/v1/models", "GET", serve_models, false, false, false},
+    {"/models", "GET", serve_models, false, false, false},
+    {"/v1/chat/completions", "POST", serve_chat, false, true, false},
+    {"/chat/completions", "POST", serve_chat, false, true, false},
+    {"/v1/completions", "POST", serve_completions, false, true, false},
+    {"/completions", "POST", serve_completions, false, true, false},
+    {"/tokenize", "POST", serve_tokenize, false, false, false},
+    {"/detokenize", "POST", serve_detokenize, false, false, false},
+};
+enum { N_ROUTES = sizeof routes / sizeof routes[0] };
+
+static double now(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- Exchanges ---- */
+
+static void set_request_id(struct exchange *x)
+{
+    const char *given = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "X-Request-Id");
+    size_t      n = 0;
+    uint64_t    random = 0;
+
+    for (; given && given[n] > 0x20 && given[n] < 0x7f; n++)
+        continue;
+    if (given && n > 0 && n < sizeof x->id && !given[n]) {
+        memcpy(x->id, given, n + 1);
+        return;
+    }
+    (void)getentropy(&random, sizeof random);
+    (void)snprintf(x->id, sizeof x->id, "req-%016llx", (unsigned long long)random);
+}
+
+static void set_client(struct exchange *x)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const struct sockaddr          *a = info ? info->client_addr : NULL;
+    const void *ip = !a                         ? NULL
+                     : a->sa_family == AF_INET  ? (const void *)&((const struct sockaddr_in *)(const void *)a)->sin_addr
+                     : a->sa_family == AF_INET6 ? (const void *)&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr
+                                                : NULL;
+    if (!ip || !inet_ntop(a->sa_family, ip, x->client, sizeof x->client))
+        (void)snprintf(x->client, sizeof x->client, "-");
+}
+
+static struct exchange *exchange_new(struct serve *s, struct MHD_Connection *connection)
+{
+    struct exchange *x = calloc(1, sizeof *x);
+    if (!x)
+        return NULL;
+    x->serve = s;
+    x->connection = connection;
+    x->start = now();
+    x->content_type = "application/json";
+    atomic_init(&x->n_refs, 1);
+    (void)pthread_mutex_init(&x->lock, NULL);
+    set_request_id(x);
+    set_client(x);
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    x->socket = info ? info->connect_fd : -1;
+    (void)atomic_fetch_add(&s->n_exchanges, 1);
+    return x;
+}
+
+void exchange_unref(struct exchange *x)
+{
+    if (atomic_fetch_sub(&x->n_refs, 1) != 1)
+        return;
+    generation_free(x->generation);
+    buffer_free(&x->body);
+    buffer_free(&x->out);
+    free(x->text);
+    (void)pthread_mutex_destroy(&x->lock);
+    (void)atomic_fetch_sub(&x->serve->n_exchanges, 1);
+    free(x);
+}
+
+void exchange_answer(struct exchange *x, json_t *object)
+{
+    x->text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(object);
+    if (!x->text) {
+        (void)api_fail(&x->error, NULL, "internal_error", "memory is used up");
+        x->error.status = 500;
+        x->error.type = "server_error";
+        return;
+    }
+    x->n_text = strlen(x->text);
+}
+
+void exchange_wake(struct exchange *x)
+{
+    if (!x->suspended)
+        return;
+    x->suspended = false;
+    MHD_resume_connection(x->connection);
+}
+
+void exchange_watch(struct exchange *x)
+{
+    struct serve *s = x->serve;
+    (void)pthread_mutex_lock(&s->lock);
+    x->watched = true;
+    x->previous = NULL;
+    x->next = s->exchanges;
+    if (x->next)
+        x->next->previous = x;
+    s->exchanges = x;
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+static void unwatch(struct exchange *x)
+{
+    struct serve *s = x->serve;
+    (void)pthread_mutex_lock(&s->lock);
+    if (x->watched) {
+        if (x->previous)
+            x->previous->next = x->next;
+        else
+            s->exchanges = x->next;
+        if (x->next)
+            x->next->previous = x->previous;
+        x->watched = false;
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+/* ---- The watch ---- */
+
+/* Something for a quiet stream, and an end for one that is not read. */
+static void keep_alive(struct exchange *x, double time)
+{
+    (void)pthread_mutex_lock(&x->lock);
+    if (x->streams && !x->finished && time - x->last_out > KEEP_ALIVE_S) {
+        buffer_text(&x->out, ": keep-alive\n\n");
+        x->last_out = time;
+        exchange_wake(x);
+    }
+    const bool too_much = x->out.n > OUT_BYTES_MAX;
+    (void)pthread_mutex_unlock(&x->lock);
+    if (too_much)
+        generation_cancel(x->generation);
+}
+
+/* The list is locked: an exchange in it cannot end, and its socket is still its own. */
+static void look_around(struct serve *s, struct pollfd *fds, struct exchange **who)
+{
+    const double time = now();
+    nfds_t       n = 0;
+
+    for (struct exchange *x = s->exchanges; x && n < N_CONNECTIONS_MAX; x = x->next) {
+        keep_alive(x, time);
+        fds[n] = (struct pollfd){.fd = x->socket, .events = POLLRDHUP};
+        who[n++] = x;
+    }
+    if (n == 0 || poll(fds, n, 0) <= 0)
+        return;
+    for (nfds_t i = 0; i < n; i++)
+        if (fds[i].revents)
+            generation_cancel(who[i]->generation);
+}
+
+static void *watch(void *user)
+{
+    struct serve     *s = user;
+    struct pollfd    *fds = calloc(N_CONNECTIONS_MAX, sizeof *fds);
+    struct exchange **who = calloc(N_CONNECTIONS_MAX, sizeof *who);
+
+    while (!atomic_load(&s->watch_ends) && fds && who) {
+        (void)pthread_mutex_lock(&s->lock);
+        look_around(s, fds, who);
+        (void)pthread_mutex_unlock(&s->lock);
+        (void)nanosleep(&(struct timespec){.tv_nsec = WATCH_MS * 1000000L}, NULL);
+    }
+    free(fds);
+    free(who);
+    return NULL;
+}
+
+/* ---- Answers ---- */
+
+static void add_headers(const struct exchange *x, struct MHD_Response *r, unsigned status)
+{
+    (void)MHD_add_response_header(r, "X-Request-Id", x->id);
+    if (x->serve->settings->cors)
+        (void)MHD_add_response_header(r, "Access-Control-Allow-Origin", x->serve->settings->cors);
+    if (status == 401)
+        (void)MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
+    if (status == 429 || status == 503)
+        (void)MHD_add_response_header(r, "Retry-After", "1");
+}
+
+static enum MHD_Result send_text(struct exchange *x, unsigned status, char *text, size_t n, const char *type)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
+    if (!r) {
+        free(text);
+        return MHD_NO;
+    }
+    x->answered = true;
+    add_headers(x, r, status);
+    (void)MHD_add_response_header(r, "Content-Type", type);
+    if (status == 405)
+        (void)MHD_add_response_header(r, "Allow", x->error.param[0] ? x->error.param : "GET, POST");
+    enum MHD_Result result = MHD_queue_response(x->connection, status, r);
+    MHD_destroy_response(r);
+    metrics_http(&x->serve->metrics, status);
+    if (!x->route || !x->route->is_quiet || status >= 500)
+        generation_log(x, status);
+    return result;
+}
+
+static enum MHD_Result send_error(struct exchange *x)
+{
+    const int status = x->error.status;
+    if (status == 405) {
+        /* The method that is allowed travels in `param` up to here. */
+        char allowed[sizeof x->error.param];
+        memcpy(allowed, x->error.param, sizeof allowed);
+        x->error.param[0] = '\0';
+        char *text = api_error_text(&x->error);
+        memcpy(x->error.param, allowed, sizeof allowed);
+        return text ? send_text(x, 405, text, strlen(text), "application/json") : MHD_NO;
+    }
+    char *text = api_error_text(&x->error);
+    return text ? send_text(x, (unsigned)status, text, strlen(text), "application/json") : MHD_NO;
+}
+
+/* libmicrohttpd asks for more of a stream. Suspended until there is some. */
+static ssize_t read_stream(void *user, uint64_t position, char *to, size_t max)
+{
+    struct exchange *x = user;
+    (void)position;
+    (void)pthread_mutex_lock(&x->lock);
+    ssize_t n = (ssize_t)(x->out.n < max ? x->out.n : max);
+    if (n > 0) {
+        memcpy(to, x->out.data, (size_t)n);
+        buffer_drop_front(&x->out, (size_t)n);
+    } else if (x->finished || x->out.failed) {
+        n = MHD_CONTENT_READER_END_OF_STREAM;
+    } else {
+        x->suspended = true;
+        MHD_suspend_connection(x->connection);
+    }
+    (void)pthread_mutex_unlock(&x->lock);
+    return n;
+}
+
+static enum MHD_Result send_stream(struct exchange *x)
+{
+    struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16 * 1024, read_stream, x, NULL);
+    if (!r)
+        return MHD_NO;
+    x->answered = true;
+    add_headers(x, r, 200);
+    (void)MHD_add_response_header(r, "Content-Type", "text/event-stream; charset=utf-8");
+    (void)MHD_add_response_header(r, "Cache-Control", "no-cache");
+    (void)MHD_add_response_header(r, "X-Accel-Buffering", "no");
+    enum MHD_Result result = MHD_queue_response(x->connection, 200, r);
+    MHD_destroy_response(r);
+    metrics_http(&x->serve->metrics, 200);
+    return result;
+}
+
+/* ---- Requests ---- */
+
+static bool is_path(const char *url, const char *path)
+{
+    size_t n = strlen(path);
+    return strncmp(url, path, n) == 0 && (!url[n] || (url[n] == '/' && !url[n + 1]));
+}
+
+static void fail(struct exchange *x, int status, const char *code, const char *message)
+{
+    (void)api_fail(&x->error, NULL, code, "%s", message);
+    x->error.status = status;
+}
+
+static void find_route(struct exchange *x, const char *url, const char *method)
+{
+    const char *allowed = NULL;
+    for (int i = 0; i < N_ROUTES; i++) {
+        bool single_model = routes[i].run == serve_models && strncmp(url, routes[i].path, strlen(routes[i].path)) == 0 &&
+                            url[strlen(routes[i].path)] == '/';
+        if (!is_path(url, routes[i].path) && !single_model)
+            continue;
+        if (strcmp(routes[i].method, method) == 0 || (strcmp(method, "HEAD") == 0 && strcmp(routes[i].method, "GET") == 0)) {
+            x->route = &routes[i];
+            return;
+        }
+        allowed = routes[i].method;
+    }
+    if (!allowed) {
+        fail(x, 404, "not_found", "there is nothing at this path");
+        return;
+    }
+    fail(x, 405, "method_not_allowed", "this path takes another method");
+    (void)snprintf(x->error.param, sizeof x->error.param, "%s", allowed);
+}
+
+/* In a time that depends on the lengths alone. */
+static bool same_key(const char *a, const char *b)
+{
+    const size_t  n = strlen(a), m = strlen(b);
+    unsigned char differs = n != m;
+    for (size_t i = 0; i < n; i++)
+        differs |= (unsigned char)(a[i] ^ b[m ? i % m : 0]);
+    return !differs;
+}
+
+static void check_key(struct exchange *x)
+{
+    const struct serve *s = x->serve;
+    const char         *bearer = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Authorization");
+    const char         *key = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "x-api-key");
+    bool                known = false;
+
+    if (s->n_keys == 0 || (x->route && x->route->is_public))
+        return;
+    if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0)
+        key = bearer + 7;
+    for (size_t i = 0; key && i < s->n_keys; i++)
+        known |= same_key(key, s->keys[i]);
+    if (known)
+        return;
+    fail(x, 401, "invalid_api_key", key ? "the API key is not known here" : "an API key is needed: Authorization: Bearer KEY");
+    x->error.type = "authentication_error";
+}
+
+static void check_length(struct exchange *x)
+{
+    const char *length = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Content-Length");
+    if (!length || strtoull(length, NULL, 10) <= (unsigned long long)x->serve->settings->max_body_mb << 20)
+        return;
+    fail(x, 413, "request_too_large", "the body is larger than --max-body-mb allows");
+}
+
+static enum MHD_Result take_body(struct exchange *x, const char *data, size_t n)
+{
+    if (x->error.status)
+        return MHD_YES;
+    if (x->body.n + n > (size_t)x->serve->settings->max_body_mb << 20) {
+        fail(x, 413, "request_too_large", "the body is larger than --max-body-mb allows");
+        buffer_free(&x->body);
+        return MHD_YES;
+    }
+    buffer_add(&x->body, data, n);
+    return MHD_YES;
+}
+
+static void dispatch(struct exchange *x)
+{
+    struct serve *s = x->serve;
+    x->dispatched = true;
+    if (x->body.failed) {
+        fail(x, 500, "internal_error", "memory is used up");
+        x->error.type = "server_error";
+    } else if (x->route->needs_model && !atomic_load(&s->ready)) {
+        fail(x, 503, "loading", "the model is still being loaded");
+        x->error.type = "unavailable_error";
+    } else {
+        buffer_add(&x->body, "", 0);
+        x->route->run(x);
+    }
+    buffer_free(&x->body);
+}
+
+/* Wait for a whole answer: true if it is there. */
+static bool answer_is_there(struct exchange *x)
+{
+    (void)pthread_mutex_lock(&x->lock);
+    const bool there = x->finished;
+    if (!there) {
+        x->suspended = true;
+        MHD_suspend_connection(x->connection);
+    }
+    (void)pthread_mutex_unlock(&x->lock);
+    return there;
+}
+
+static enum MHD_Result send_generated(struct exchange *x)
+{
+    if (!answer_is_there(x))
+        return MHD_YES;
+    unwatch(x);
+    if (x->error.status)
+        return send_error(x);
+    char  *text = x->out.data;
+    size_t n = x->out.n;
+    if (!text || x->out.failed)
+        return MHD_NO;
+    x->out = (struct buffer){0};
+    return send_text(x, 200, text, n, "application/json");
+}
+
+static enum MHD_Result send_preflight(struct exchange *x)
+{
+    struct MHD_Response *r = MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
+    const char *headers = MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, "Access-Control-Request-Headers");
+    if (!r)
+        return MHD_NO;
+    add_headers(x, r, 204);
+    (void)MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+    if (headers)
+        (void)MHD_add_response_header(r, "Access-Control-Allow-Headers", headers);
+    enum MHD_Result result = MHD_queue_response(x->connection, 204, r);
+    MHD_destroy_response(r);
+    return result;
+}
+
+static enum MHD_Result handle(void *user, struct MHD_Connection *connection, const char *url, const char *method,
+                              const char *version, const char *data, size_t *n_data, void **state)
+{
+    struct serve    *s = user;
+    struct exchange *x = *state;
+
+    (void)version;
+    if (!x) {
+        x = exchange_new(s, connection);
+        if (!x)
+            return MHD_NO;
+        *state = x;
+        if (s->settings->cors && strcmp(method, "OPTIONS") == 0)
+            return MHD_YES;
+        find_route(x, url, method);
+        check_key(x);
+        if (!x->error.status)
+            check_length(x);
+        /* Too large: said before the body is sent. */
+        return x->error.status == 413 ? send_error(x) : MHD_YES;
+    }
+    if (*n_data > 0) {
+        size_t n = *n_data;
+        *n_data = 0;
+        return take_body(x, data, n);
+    }
+    if (x->answered)
+        return MHD_YES;
+    if (s->settings->cors && strcmp(method, "OPTIONS") == 0)
+        return send_preflight(x);
+    if (!x->error.status && !x->dispatched) {
+        if (x->route->run == serve_models && strlen(url) > strlen(x->route->path))
+            buffer_text(&x->body, url + strlen(x->route->path) + 1);
+        dispatch(x);
+    }
+    if (x->generation && x->streams && !x->error.status)
+        return send_stream(x);
+    if (x->generation)
+        return send_generated(x);
+    if (x->error.status)
+        return send_error(x);
+    char *text = x->text;
+    x->text = NULL;
+    return send_text(x, 200, text, x->n_text, x->content_type);
+}
+
+static void completed(void *user, struct MHD_Connection *connection, void **state, enum MHD_RequestTerminationCode why)
+{
+    struct exchange *x = *state;
+    (void)user;
+    (void)connection;
+    if (!x)
+        return;
+    unwatch(x);
+    if (x->generation) {
+        if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK)
+            generation_cancel(x->generation);
+    }
+    (void)pthread_mutex_lock(&x->lock);
+    if (x->generation && x->streams)
+        generation_log(x, 200);
+    x->suspended = false;
+    x->finished = true; /* no one reads what still comes */
+    (void)pthread_mutex_unlock(&x->lock);
+    exchange_unref(x);
+    *state = NULL;
+}
+
+/* ---- Start and stop ---- */
+
+static bool parse_address(const struct serve_settings *o, struct sockaddr_storage *out, bool *is_v6)
+{
+    struct sockaddr_in  *v4 = (struct sockaddr_in *)(void *)out;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)(void *)out;
+    const char          *host = strcmp(o->host, "localhost") == 0 ? "127.0.0.1" : o->host;
+
+    memset(out, 0, sizeof *out);
+    *is_v6 = inet_pton(AF_INET6, host, &v6->sin6_addr) == 1;
+    if (*is_v6) {
+        v6->sin6_family = AF_INET6;
+        v6->sin6_port = htons((uint16_t)o->port);
+        return true;
+    }
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons((uint16_t)o->port);
+    return inet_pton(AF_INET, host, &v4->sin_addr) == 1;
+}
+
+bool serve_http_start(struct serve *s)
+{
+    struct sockaddr_storage address;
+    bool                    is_v6;
+
+    if (!parse_address(s->settings, &address, &is_v6)) {
+        (void)cli_usage("--host: '%s' is not an IPv4 or IPv6 address", s->settings->host);
+        return false;
+    }
+    (void)pthread_mutex_init(&s->lock, NULL);
+    s->daemon = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | (is_v6 ? MHD_USE_IPv6 : 0u),
+                                 (uint16_t)s->settings->port, NULL, NULL, handle, s,
+                                 MHD_OPTION_SOCK_ADDR, &address,
+                                 MHD_OPTION_NOTIFY_COMPLETED, completed, NULL,
+                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES_MAX,
+                                 MHD_OPTION_CONNECTION_LIMIT, (unsigned)N_CONNECTIONS_MAX,
+                                 MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
+                                 MHD_OPTION_THREAD_POOL_SIZE, (unsigned)N_HTTP_THREADS,
+                                 MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_END);
+    if (!s->daemon) {
+        (void)cli_fail("cannot listen on %s port %d: %s", s->settings->host, (int)s->settings->port, strerror(errno));
+        return false;
+    }
+    if (pthread_create(&s->watch, NULL, watch, s) != 0) {
+        MHD_stop_daemon(s->daemon);
+        s->daemon = NULL;
+        (void)cli_fail("cannot start a thread");
+        return false;
+    }
+    return true;
+}
+
+void serve_http_stop(struct serve *s)
+{
+    atomic_store(&s->watch_ends, true);
+    (void)pthread_join(s->watch, NULL);
+    MHD_stop_daemon(s->daemon);
+    (void)pthread_mutex_destroy(&s->lock);
+}

@@ -1,0 +1,221 @@
+/* /v1/completions, /tokenize and /detokenize: text and ids as they are. */
+#include "serve_generate.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Text to ids, control tokens counting; a beginning of sentence in front unless it is there. */
+static bool encode_text(struct exchange *x, const char *param, const char *text, size_t n, bool add_bos, bool control,
+                        struct nib_ids *out)
+{
+    const struct serve    *s = x->serve;
+    const struct nib_range all = {0, n};
+    struct nib_error       err = {0};
+
+    if (nib_tokenizer_encode(s->tokenizer, text, n, control ? NULL : &all, control ? 0 : 1, out, &err) != NIB_OK)
+        return api_fail(&x->error, param, "invalid_value", "%.500s", err.text);
+    if (!add_bos || (out->n > 0 && out->id[0] == s->info->bos_id))
+        return true;
+    int32_t *id = realloc(out->id, (out->n + 1) * sizeof *id);
+    if (!id)
+        return api_fail(&x->error, NULL, "internal_error", "memory is used up");
+    out->id = id;
+    memmove(id + 1, id, out->n++ * sizeof *id);
+    id[0] = s->info->bos_id;
+    return true;
+}
+
+static bool read_ids(struct exchange *x, const char *param, const json_t *list, struct nib_ids *out)
+{
+    const size_t n = json_array_size(list);
+    out->id = malloc((n + 1) * sizeof *out->id);
+    if (!out->id)
+        return api_fail(&x->error, NULL, "internal_error", "memory is used up");
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(list, i);
+        const double  id = json_is_real(v) ? json_real_value(v) : -1;
+        if (!(id >= 0 && id < x->serve->info->vocab) || floor(id) != id)
+            return api_fail(&x->error, param, "invalid_value", "%s[%zu] is not a token id below %d", param, i,
+                            (int)x->serve->info->vocab);
+        out->id[out->n++] = (int32_t)id;
+    }
+    return true;
+}
+
+/* ---- Completions ---- */
+
+static bool add_prompt(struct exchange *x, const json_t *v, bool add_bos, struct generation_args *a)
+{
+    struct nib_ids *ids = &a->prompt[a->n_prompts];
+    if (a->n_prompts == N_PROMPTS_MAX)
+        return api_fail(&x->error, "prompt", "invalid_value", "prompt has more than %d texts", N_PROMPTS_MAX);
+    a->n_prompts++;
+    if (json_is_string(v))
+        return encode_text(x, "prompt", json_string_value(v), json_string_length(v), add_bos, true, ids);
+    if (!json_is_array(v) || json_array_size(v) == 0)
+        return api_fail(&x->error, "prompt", "invalid_value", "prompt must be a string, an array of strings, or arrays of ids");
+    return read_ids(x, "prompt", v, ids);
+}
+
+static bool read_prompts(struct exchange *x, const json_t *body, struct generation_args *a)
+{
+    const json_t *prompt = field_get(body, "prompt");
+    bool          add_bos = true;
+
+    if (!field_bool(body, "add_special_tokens", &add_bos, &x->error))
+        return false;
+    if (!prompt)
+        return api_fail(&x->error, "prompt", "missing_required_parameter", "prompt is missing; wanted a string or ids");
+    const bool many = json_is_array(prompt) && json_array_size(prompt) > 0 && !json_is_real(json_array_get(prompt, 0));
+    for (size_t i = 0; many && i < json_array_size(prompt); i++)
+        if (!add_prompt(x, json_array_get(prompt, i), add_bos, a))
+            return false;
+    return many || add_prompt(x, prompt, add_bos, a);
+}
+
+static bool read_completion(struct exchange *x, const json_t *body, struct generation_args *a)
+{
+    int32_t n_top = -1;
+
+    if (!generation_read(x, body, a) || !field_int(body, "logprobs", 0, 20, &n_top, &x->error))
+        return false;
+    if (field_get(body, "suffix"))
+        return api_fail(&x->error, "suffix", "unsupported_parameter", "suffix is not supported");
+    if (!field_bool(body, "echo", &a->echo, &x->error))
+        return false;
+    if (a->echo)
+        return api_fail(&x->error, "echo", "unsupported_parameter", "echo is not supported");
+    a->want_logprobs = n_top >= 0;
+    a->n_top = n_top > 0 ? n_top : 0;
+    if (!a->has_max)
+        a->n_max = 16;
+    return read_prompts(x, body, a);
+}
+
+void serve_completions(struct exchange *x)
+{
+    struct generation_args a = {0};
+    json_t                *body;
+
+    if (!body_parse(x->body.data, x->body.n, &body, &x->error))
+        return;
+    if (read_completion(x, body, &a))
+        (void)generation_start(x, &a);
+    else
+        generation_args_free(&a);
+    json_decref(body);
+}
+
+/* ---- Tokens ---- */
+
+static json_t *ids_to_json(const struct nib_ids *ids)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < ids->n; i++)
+        json_array_append_new(list, json_integer(ids->id[i]));
+    return list;
+}
+
+/* A token's text, or its bytes where they are no characters. */
+static json_t *piece(const struct serve *s, int32_t id, bool bytes_if_broken)
+{
+    size_t      n = 0;
+    const char *bytes = nib_tokenizer_bytes(s->tokenizer, id, &n, NULL);
+    json_t     *text = json_stringn(bytes ? bytes : "", n);
+    if (text)
+        return text;
+    if (!bytes_if_broken)
+        return json_string("\xEF\xBF\xBD");
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(list, json_integer((unsigned char)bytes[i]));
+    return list;
+}
+
+static json_t *pieces(const struct serve *s, const struct nib_ids *ids, bool with_ids)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < ids->n; i++) {
+        json_t *p = piece(s, ids->id[i], with_ids);
+        json_array_append_new(list, with_ids ? json_pack("{s:i, s:o}", "id", (int)ids->id[i], "piece", p) : p);
+    }
+    return list;
+}
+
+/* llama-server's form: "content". */
+static bool tokenize_content(struct exchange *x, const json_t *body, struct nib_ids *ids)
+{
+    const char *text = NULL;
+    bool        special = false, control = true, with_pieces = false;
+    if (!field_string(body, "content", &text, &x->error) || !field_bool(body, "add_special", &special, &x->error) ||
+        !field_bool(body, "parse_special", &control, &x->error) || !field_bool(body, "with_pieces", &with_pieces, &x->error) ||
+        !encode_text(x, "content", text, json_string_length(field_get(body, "content")), special, control, ids))
+        return false;
+    exchange_answer(x, json_pack("{s:o}", "tokens", with_pieces ? pieces(x->serve, ids, true) : ids_to_json(ids)));
+    return true;
+}
+
+/* vLLM's: "prompt" or "messages". */
+static bool tokenize_prompt(struct exchange *x, const json_t *body, struct nib_ids *ids)
+{
+    const char *text = NULL;
+    bool        special = true, strings = false;
+    if (!field_bool(body, "add_special_tokens", &special, &x->error) ||
+        !field_bool(body, "return_token_strs", &strings, &x->error) || !field_string(body, "prompt", &text, &x->error))
+        return false;
+    if (text) {
+        if (!encode_text(x, "prompt", text, json_string_length(field_get(body, "prompt")), special, true, ids))
+            return false;
+    } else {
+        struct chat_prompt prompt;
+        const bool         ok = serve_encode_chat(x, body, &prompt);
+        *ids = prompt.ids;
+        if (!ok)
+            return false;
+    }
+    exchange_answer(x, json_pack("{s:I, s:i, s:o, s:o}", "count", (json_int_t)ids->n, "max_model_len", (int)x->serve->n_ctx,
+                                 "tokens", ids_to_json(ids), "token_strs",
+                                 strings ? pieces(x->serve, ids, false) : json_null()));
+    return true;
+}
+
+void serve_tokenize(struct exchange *x)
+{
+    struct nib_ids ids = {0};
+    json_t        *body;
+
+    if (!body_parse(x->body.data, x->body.n, &body, &x->error))
+        return;
+    if (field_get(body, "content"))
+        (void)tokenize_content(x, body, &ids);
+    else if (field_get(body, "prompt") || field_get(body, "messages"))
+        (void)tokenize_prompt(x, body, &ids);
+    else
+        (void)api_fail(&x->error, "prompt", "missing_required_parameter", "one of prompt, messages and content is needed");
+    nib_ids_free(&ids);
+    json_decref(body);
+}
+
+void serve_detokenize(struct exchange *x)
+{
+    struct nib_ids   ids = {0};
+    struct nib_text  text = {0};
+    struct nib_error err = {0};
+    json_t          *body;
+
+    if (!body_parse(x->body.data, x->body.n, &body, &x->error))
+        return;
+    const json_t *tokens = field_get(body, "tokens");
+    if (!json_is_array(tokens))
+        (void)api_fail(&x->error, "tokens", "missing_required_parameter", "tokens must be an array of ids");
+    else if (read_ids(x, "tokens", tokens, &ids)) {
+        if (nib_tokenizer_decode(x->serve->tokenizer, ids.id, ids.n, false, &text, &err) != NIB_OK)
+            (void)api_fail(&x->error, "tokens", "invalid_value", "%.500s", err.text);
+        else /* both servers' names for it */
+            exchange_answer(x, json_pack("{s:s%, s:s%}", "prompt", text.data, text.n, "content", text.data, text.n));
+    }
+    nib_text_free(&text);
+    nib_ids_free(&ids);
+    json_decref(body);
+}

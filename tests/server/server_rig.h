@@ -1,0 +1,47 @@
+/* A nibble serve of its own for tests, and raw HTTP to it: what goes over the socket is the test's to say. */
+#ifndef SERVER_RIG_H
+#define SERVER_RIG_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+struct rig {
+    pid_t pid;
+    int   port;
+};
+
+/* Start PROGRAM serve with these further arguments (NULL-terminated) and wait until it is ready; fails the test if it does not come up. */
+struct rig rig_start(const char *program, const char *const *arguments);
+
+/* SIGTERM; the exit code, which is 0 only if nothing went wrong (sanitizers included). */
+int rig_stop(struct rig *r);
+
+int  rig_connect(const struct rig *r); /* a socket */
+void rig_send(int fd, const char *bytes, size_t n);
+
+struct reply {
+    int    status;
+    char  *headers, *body; /* owned; chunks joined; NUL behind */
+    size_t n_body;
+};
+void reply_free(struct reply *r);
+
+/* Read one reply; false if the connection ends before it is whole, or nothing comes for 60 s. */
+bool rig_read(int fd, struct reply *out);
+
+/* One request on a connection of its own. extra: header lines ("Name: value\r\n") or "". */
+struct reply rig_request(const struct rig *r, const char *method, const char *path, const char *extra, const char *body);
+
+/* POST that must answer `status`, as JSON. */
+json_t *rig_post(const struct rig *r, const char *path, const char *body, int status);
+
+/* A value by path of keys and indexes ("choices.0.message.content"); NULL if absent. Borrowed. */
+json_t     *at(json_t *v, const char *path);
+const char *text_at(json_t *v, const char *path); /* "" if it is no string */
+
+/* A number from /metrics by the beginning of its line. */
+double rig_metric(const struct rig *r, const char *name);
+
+#endif
