@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "number/bf16.h"
-#include "number/weights.h"
+#include "number/weight_rows.h"
 
 double nib_quant_decode_row(enum nib_weight_type type, const struct nib_weight_part *p, int64_t n, int64_t r, double *w)
 {

@@ -13,7 +13,7 @@
 
 #include "backend/backend.h"
 #include "number/bf16.h"
-#include "number/weights.h"
+#include "number/weight_rows.h"
 #include "unit/number_model.h"
 
 enum {

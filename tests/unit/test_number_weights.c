@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "number/weights.h"
+#include "number/weight_rows.h"
 #include "unit/number_model.h"
 
 enum { N_OUT = 200, N_IN = 320 };

@@ -13,7 +13,7 @@
 #include "number/bf16.h"
 #include "number/e2m1.h"
 #include "number/e4m3.h"
-#include "number/weights.h"
+#include "number/weight_rows.h"
 #include "quantize/kernels_quant.h"
 
 static uint64_t g_seed = 88172645463325252u;

@@ -6,7 +6,7 @@
 #include "backend/ref/ref.h"
 #include "number/act_rows.h"
 #include "number/kv_rows.h"
-#include "number/weights.h"
+#include "number/weight_rows.h"
 
 const float *nib_ref_row(const struct nib_mat *m, int64_t t, float *buffer)
 {

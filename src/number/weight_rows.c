@@ -1,5 +1,5 @@
 /* Encoders and exact decoders of the stored weight formats; see weights.h. */
-#include "number/weights.h"
+#include "number/weight_rows.h"
 
 #include "number/act_rows.h"
 #include "number/e2m1.h"

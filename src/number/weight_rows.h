@@ -3,8 +3,8 @@
  * Encoders take fp32 and refuse NaN and Inf with NIB_E_NUMERIC (outputs are then unspecified). Decoders give one row
  * exactly, in double and without the NVFP4 global scale, which the caller applies once. Nothing is allocated; safe
  * from any thread. */
-#ifndef NIB_WEIGHTS_H
-#define NIB_WEIGHTS_H
+#ifndef NIB_WEIGHT_ROWS_H
+#define NIB_WEIGHT_ROWS_H
 
 #include <stdint.h>
 
