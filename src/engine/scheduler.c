@@ -315,7 +315,7 @@ enum nib_status nib_server_open(struct nib_engine *e, const struct nib_server_op
         return nib_error_set(err, NIB_E_MEMORY, "no memory for a server");
     s->engine = e;
     s->options = *o;
-    s->n_prefill_now = o->n_prefill_max;
+    s->n_prefill_now = o->n_prefill_max < NIB_PAGE_TOKENS ? o->n_prefill_max : NIB_PAGE_TOKENS; /* until it is known better */
     nib_prefix_init(&s->prefix, o->reuse ? e->options.n_seqs_max - o->n_running_max : 0);
     (void)pthread_mutex_init(&s->lock, NULL);
     (void)pthread_cond_init(&s->wake, NULL);

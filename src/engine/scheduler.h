@@ -58,8 +58,8 @@ struct nib_server {
     bool                       crowded; /* someone was preempted: no one comes in before someone ends */
     struct nib_prefix          prefix;
     struct nib_server_stats    stats;
-    double                     decode_s; /* usual length of steps without prompts */
-    int32_t                    n_prefill_now; /* prompt rows that do not make a step much longer than that */
+    double                     decode_s, row_s; /* usual length of steps without prompts; what a prompt row adds; 0: not known */
+    int32_t                    n_prefill_now; /* prompt rows of a step in which others decode */
     /* A step's batch, host memory sized at open. */
     int32_t                   *token, *seq_start, *logits_row;
     struct nib_seq           **seq;

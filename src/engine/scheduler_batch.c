@@ -233,22 +233,25 @@ static enum nib_status run_step(struct nib_server *s, struct nib_batch *b, int32
 
 /* ---- After a step ---- */
 
-/* Steps with prompts beside decoding requests should take little longer than without: rows are taken away at once where they do, and
- * given back slowly. */
+static double average(double before, double now)
+{
+    return before == 0 ? now : 0.8 * before + 0.2 * now;
+}
+
+/* What a step without prompts takes, and what a prompt row adds. From both follows how many rows keep a step with prompts from taking much
+ * longer than one without. */
 static void pace(struct nib_server *s, double seconds, int32_t n_rows, int32_t n_prompt_rows)
 {
     if (n_prompt_rows == 0) {
-        s->decode_s = s->decode_s == 0 ? seconds : 0.9 * s->decode_s + 0.1 * seconds;
-        return;
+        s->decode_s = average(s->decode_s, seconds);
+    } else {
+        const double alone = n_rows > n_prompt_rows ? s->decode_s : 0;
+        s->row_s = average(s->row_s, (seconds > alone ? seconds - alone : 0) / n_prompt_rows);
     }
-    if (n_rows == n_prompt_rows || s->decode_s == 0)
+    if (s->decode_s == 0 || s->row_s == 0)
         return;
-    if (seconds > STEP_STRETCH * s->decode_s)
-        s->n_prefill_now = s->n_prefill_now / 2 > ROWS_AT_LEAST ? s->n_prefill_now / 2 : ROWS_AT_LEAST;
-    else if (n_prompt_rows >= s->n_prefill_now)
-        s->n_prefill_now += s->n_prefill_now / 4 + 1;
-    if (s->n_prefill_now > s->options.n_prefill_max)
-        s->n_prefill_now = s->options.n_prefill_max;
+    const double rows = (STEP_STRETCH - 1) * s->decode_s / s->row_s;
+    s->n_prefill_now = rows < ROWS_AT_LEAST ? ROWS_AT_LEAST : rows < s->options.n_prefill_max ? (int32_t)rows : s->options.n_prefill_max;
 }
 
 /* A sequence that stands at a page border is kept if a prompt ends there, or if it is the last one of what is being generated. */
