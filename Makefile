@@ -6,13 +6,15 @@
 #   make check-full  the same with the long tests
 #   make asan        the short tests under sanitizers only
 #   make opcheck     every op of every backend against the reference only
+#   make fuzz        fuzz every parser for SECONDS each, 600 if not given (needs clang)
 #   make install     to PREFIX, /usr/local if not given; DESTDIR is honoured
 #   make clean       remove the build folders
 
 PREFIX ?= /usr/local
+SECONDS ?= 600
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: all demo check check-full asan opcheck install clean packages
+.PHONY: all demo check check-full asan opcheck fuzz install clean packages
 all:
 	cmake --preset release
 	cmake --build build -j $(JOBS)
@@ -35,8 +37,11 @@ asan: packages
 opcheck: packages
 	@scripts/check.sh --jobs $(JOBS) opcheck
 
+fuzz: packages
+	@scripts/fuzz.sh --jobs $(JOBS) --seconds $(SECONDS)
+
 install: all
 	cmake --install build --prefix "$(PREFIX)"
 
 clean:
-	rm -rf build build-asan build-clang
+	rm -rf build build-asan build-clang build-fuzz build-coverage

@@ -1,6 +1,7 @@
 /* Strict JSON reading. The parser is jansson; what is added here is the text of its errors. */
 #include "checkpoint/json_file.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "base/file.h"
@@ -25,15 +26,38 @@ static bool key_before(const char *text, size_t end, const char **key, size_t *n
     return false;
 }
 
+/* A text given to the parser byte by byte. Where memory ends, the parser leaves characters out of long strings without a word, so
+ * whether it did is looked at before each byte: between two of them it may reset errno. */
+struct feed {
+    const char *text;
+    size_t      n, at;
+    bool        starved;
+};
+
+static size_t feed_byte(void *buffer, size_t size, void *user)
+{
+    struct feed *f = user;
+    (void)size;
+    f->starved = f->starved || errno == ENOMEM;
+    if (f->starved || f->at == f->n)
+        return 0;
+    *(char *)buffer = f->text[f->at++];
+    return 1;
+}
+
 enum nib_status nib_json_parse(const char *text, size_t n, const char *what, json_t **out, struct nib_error *err)
 {
     json_error_t e;
-    *out = json_loadb(text, n, JSON_REJECT_DUPLICATES, &e);
-    if (*out)
+    struct feed feed = { .text = text, .n = n };
+    errno = 0;
+    *out = json_load_callback(feed_byte, &feed, JSON_REJECT_DUPLICATES, &e);
+    if (*out && !feed.starved)
         return NIB_OK;
+    json_decref(*out);
+    *out = NULL;
     enum json_error_code code = json_error_code(&e);
-    /* Where jansson runs out of memory it mostly just stops, without a text. */
-    if (code == json_error_out_of_memory || e.text[0] == 0)
+    /* Where jansson runs out of memory it mostly just stops, without a text, or blames the token that it could not keep. */
+    if (feed.starved || code == json_error_out_of_memory || e.text[0] == 0 || errno == ENOMEM)
         return nib_error_set(err, NIB_E_MEMORY, "%s: no memory to parse %zu bytes of JSON", what, n);
     const char *key;
     size_t key_bytes;

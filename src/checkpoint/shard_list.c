@@ -252,7 +252,7 @@ static enum nib_status list_folder(const char *dir, struct nib_shard_list *l, st
     enum nib_status status = NIB_OK;
     DIR *d = opendir(dir);
     if (!d) {
-        return nib_error_set(err, NIB_E_IO, "cannot open folder '%.600s': %s", dir,
+        return nib_error_set(err, errno == ENOMEM ? NIB_E_MEMORY : NIB_E_IO, "cannot open folder '%.600s': %s", dir,
                              nib_errno_text(errno, text, sizeof text));
     }
     errno = 0;
