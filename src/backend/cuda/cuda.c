@@ -20,7 +20,6 @@ struct nib_backend {
         int         next;
         uint8_t    *stored;
         size_t      stored_bytes;
-        int32_t    *most;
     } load;
 };
 
@@ -75,6 +74,7 @@ static void lay_out_moe(struct nib_cuda_moe_scratch *m, const struct nib_dims *d
     m->n_segments = take(c, 1, sizeof(int32_t));
     m->hidden = take(c, inner, sizeof(float));
     m->parts = take(c, 3 * (inner + 8), sizeof(uint16_t));
+    m->exponent = take(c, pairs + rows, sizeof(int32_t));
     m->y = take(c, (pairs + rows) * d->dim, sizeof(float));
 }
 
@@ -87,12 +87,18 @@ static void lay_out(struct nib_stream *s, const struct nib_dims *d, struct carve
     /* Up to 8 bf16 numbers a channel (parts of both kinds of rows and fp32); rows in pieces where there are many. */
     s->n_parts_max = least(rows, 256) * (8 * wide + 64);
     s->parts = take(c, s->n_parts_max, sizeof(uint16_t));
+    s->exponent = take(c, 8 * rows, sizeof(int32_t));
     s->out = take(c, rows * d->n_groups * d->o_rank, sizeof(float));
+    s->mix = take(c, rows * (((int64_t)d->n_hc * d->dim + NIB_CUDA_MIX_SLICE - 1) / NIB_CUDA_MIX_SLICE) * ((2 + d->n_hc) * d->n_hc + 1), sizeof(float));
     s->n_entries_max = d->n_ctx_max / 4 + 1;
     s->n_score_rows = (int32_t)most(1, least(rows, (64 << 20) / (4 * (int64_t)s->n_entries_max)));
     s->score = take(c, (int64_t)s->n_score_rows * s->n_entries_max, sizeof(float));
     s->n_sample_rows = (int32_t)least(rows, SAMPLE_ROWS);
     s->sample = take(c, (int64_t)s->n_sample_rows * 2 * d->vocab, sizeof(double));
+    /* Partial sums of attention: any one row's spans, and more rows at once up to 256 MiB. */
+    int64_t part = nib_cuda_attend_part_floats(d->n_heads);
+    s->n_attend_max = most(160 * part, least(rows * 8 * part, 64 << 20));
+    s->attend = take(c, s->n_attend_max, sizeof(float));
     lay_out_moe(&s->moe, d, c);
 }
 
@@ -154,7 +160,6 @@ static void backend_close(struct nib_backend *b)
             (void)cudaFreeHost(b->load.pinned[i]);
     }
     (void)cudaFree(b->load.stored);
-    (void)cudaFree(b->load.most);
     (void)cudaFree(b->scratch);
     if (s->handle)
         (void)cudaStreamDestroy(s->handle);
@@ -174,8 +179,6 @@ static enum nib_status open_parts(struct nib_backend *b, struct nib_error *err)
         (void)cudaGetLastError();
         return nib_error_set(err, NIB_E_MEMORY, "cuda: no memory on the device for %zu bytes of scratch", c.used);
     }
-    if (e == cudaSuccess)
-        e = cudaMalloc((void **)&b->load.most, sizeof *b->load.most);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         return nib_error_set(err, NIB_E_DEVICE, "cuda: the device could not be opened: %s", cudaGetErrorString(e));
@@ -290,17 +293,18 @@ static size_t padded(size_t bytes)
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Rounded up only where a matrix is large enough for that to be nothing. */
-static size_t stack_stride(size_t bytes)
+/* Codes, scales, and for stacks a multiplier each; nothing is padded, so that no weight grows. */
+static size_t packed_bytes(const struct nib_weight_desc *d, size_t codes, size_t scales)
 {
-    return bytes >= 64 * ALIGN ? padded(bytes) : (bytes + 15) / 16 * 16;
+    size_t n = (size_t)d->n_stack, bytes = n * (codes + scales);
+    return n == 1 ? bytes : (bytes + 3) / 4 * 4 + n * sizeof(float);
 }
 
 static size_t weight_bytes(const struct nib_weight_desc *d)
 {
     size_t codes, scales;
     (void)nib_cuda_layout_of(d, &codes, &scales);
-    return (size_t)d->n_stack * (stack_stride(codes) + stack_stride(scales) + sizeof(float));
+    return packed_bytes(d, codes, scales);
 }
 
 static enum nib_status check_weight(const struct nib_weight_desc *d, struct nib_error *err)
@@ -376,18 +380,32 @@ static size_t stored_size(const struct nib_weight_desc *d, size_t *scales)
     return 0;
 }
 
-static cudaError_t pack_stack(struct nib_backend *b, const struct nib_weight_desc *d, const struct nib_cuda_matrix *m)
+static int32_t largest_byte(const uint8_t *p, size_t n)
 {
+    uint8_t most = 0;
+    for (size_t i = 0; i < n; i++)
+        most = p[i] > most ? p[i] : most;
+    return most;
+}
+
+/* alpha: [n_stack], filled. */
+static cudaError_t pack_stack(struct nib_backend *b, const struct nib_weight_desc *d, const struct nib_cuda_matrix *m, float *alpha)
+{
+    bool        exponents = d->type == NIB_WEIGHT_MXFP4 || d->type == NIB_WEIGHT_FP8;
     size_t      scales, codes = stored_size(d, &scales), scales_at = padded(codes);
     cudaError_t e = stored_reserve(b, scales_at + padded(scales));
     for (int32_t i = 0; i < d->n_stack && e == cudaSuccess; i++) {
+        int32_t largest = exponents ? largest_byte(d->part[i].scales, scales) : 0;
+        alpha[i] = nib_cuda_alpha(d, i, largest);
         e = stage(b, b->load.stored, d->part[i].data, codes);
         if (e == cudaSuccess && scales > 0)
             e = stage(b, b->load.stored + scales_at, d->part[i].scales, scales);
         if (e == cudaSuccess)
-            e = nib_cuda_pack(b->stream.handle, m, i, b->load.stored, b->load.stored + scales_at,
-                              d->type == NIB_WEIGHT_NVFP4 ? d->part[i].global_scale : 1.0f, b->load.most);
+            e = nib_cuda_pack(b->stream.handle, m, i, b->load.stored, b->load.stored + scales_at, largest);
     }
+    if (e == cudaSuccess && m->alpha)
+        e = cudaMemcpyAsync((float *)(uintptr_t)m->alpha, alpha, (size_t)d->n_stack * sizeof *alpha, cudaMemcpyHostToDevice,
+                            b->stream.handle);
     return e;
 }
 
@@ -407,20 +425,26 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
     *out = NULL;
     NIB_TRY(check_weight(d, err));
     struct nib_cuda_weight *w = calloc(1, sizeof *w);
-    if (!w)
+    float                  *alpha = malloc(n * sizeof *alpha);
+    if (!w || !alpha) {
+        free(w);
+        free(alpha);
         return nib_error_set(err, NIB_E_MEMORY, "cuda: no memory for a weight of %d matrices", d->n_stack);
+    }
     enum nib_cuda_layout layout = nib_cuda_layout_of(d, &codes, &scales);
-    codes = stack_stride(codes);
-    scales = stack_stride(scales);
-    cudaError_t e = cudaMalloc(&w->memory, n * (codes + scales + sizeof(float)));
+    cudaError_t          e = cudaMalloc(&w->memory, packed_bytes(d, codes, scales));
     if (e == cudaSuccess) {
         uint8_t *p = w->memory;
         w->head = (struct nib_weight){d->type, d->act, d->n_stack, d->n_out, d->n_in};
-        w->m = (struct nib_cuda_matrix){.codes = p, .scales = p + n * codes, .alpha = (const float *)(const void *)(p + n * (codes + scales)),
-                                        .codes_stride = (int64_t)codes, .scales_stride = (int64_t)scales, .type = (int32_t)d->type,
-                                        .layout = (int32_t)layout, .n_stack = d->n_stack, .n_out = d->n_out, .n_in = d->n_in};
-        e = pack_stack(b, d, &w->m);
+        w->m = (struct nib_cuda_matrix){.codes = p, .scales = p + n * codes, .codes_stride = (int64_t)codes,
+                                        .scales_stride = (int64_t)scales, .type = (int32_t)d->type, .layout = (int32_t)layout,
+                                        .n_stack = d->n_stack, .n_out = d->n_out, .n_in = d->n_in};
+        if (n > 1)
+            w->m.alpha = (const float *)(const void *)(p + (n * (codes + scales) + 3) / 4 * 4);
+        e = pack_stack(b, d, &w->m, alpha);
+        w->m.alpha0 = alpha[0];
     }
+    free(alpha);
     if (e != cudaSuccess) {
         enum nib_status status = nib_cuda_check(&b->stream, e, "packing a weight");
         weight_free(b, &w->head);

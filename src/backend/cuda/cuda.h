@@ -29,7 +29,8 @@ enum nib_cuda_layout { NIB_CUDA_STORED, NIB_CUDA_TILED };
 /* Passed by value to kernels. */
 struct nib_cuda_matrix {
     const uint8_t *codes, *scales;
-    const float   *alpha;                        /* [n_stack] multiplies finished sums */
+    const float   *alpha;                        /* [n_stack] multiplies finished sums; NULL: alpha0 does */
+    float          alpha0;
     int64_t        codes_stride, scales_stride;  /* bytes from one matrix of the stack to the next */
     int32_t        type, layout, n_stack, n_out, n_in;
 };
@@ -52,6 +53,7 @@ struct nib_cuda_rows {
     const uint16_t *part;        /* bf16 [n_parts][rows][stride]; a value is the sum of its parts */
     int64_t         stride, part_stride;
     int32_t         n_parts;
+    const int32_t  *exponent;    /* [rows] parts hold values * 2^-exponent; NULL: as they are */
     const float    *f32;         /* [rows][f32_stride] for F32 weights, else NULL */
     int64_t         f32_stride;
 };
@@ -67,6 +69,7 @@ struct nib_cuda_moe_scratch {
     int32_t  *n_segments;
     float    *hidden;  /* [pairs + rows][inner] */
     uint16_t *parts;   /* [3][pairs + rows][inner] */
+    int32_t  *exponent; /* [pairs + rows] of parts */
     float    *y;       /* [pairs + rows][dim] */
     int32_t   n_rows;  /* that one pass takes */
 };
@@ -78,8 +81,11 @@ struct nib_stream {
     bool                 broken; /* an asynchronous fault: nothing works until reopened */
     struct nib_error     error;  /* of the last failure */
     uint16_t            *parts;  /* [n_parts_max] */
+    int32_t             *exponent; /* [8][n_rows_max] of rows made ready in this op */
+    int32_t              n_exponents; /* sets in use, modulo 8 */
     int64_t              n_parts_max;
     float               *out;    /* [n_rows_max][n_groups * o_rank] */
+    float               *mix;    /* [n_rows_max][slices of the streams' channels][mixing products + 1] */
     float               *score;  /* [n_score_rows][n_entries_max] */
     int32_t              n_score_rows, n_entries_max;
     double              *sample; /* [n_sample_rows][2 * vocab] */
@@ -101,10 +107,12 @@ bool nib_cuda_runs_here(void);
 
 /* Bytes of one matrix's codes and scales in its packed layout. */
 enum nib_cuda_layout nib_cuda_layout_of(const struct nib_weight_desc *d, size_t *codes, size_t *scales);
-/* From a copy of the stored bytes on the device to matrix i of m; multiplier is an NVFP4 global scale, else 1. most: one
- * int of device scratch. */
+/* What sums of a matrix are multiplied by: its global scale, and the powers of two that operands leave out. most: the
+ * largest UE8M0 byte of its scales. */
+float nib_cuda_alpha(const struct nib_weight_desc *d, int32_t i, int32_t most);
+/* From a copy of the stored bytes on the device to matrix i of m. */
 cudaError_t nib_cuda_pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
-                          const uint8_t *scales, float multiplier, int32_t *most);
+                          const uint8_t *scales, int32_t most);
 
 /* ---- Products (any/linear.cu) ---- */
 
@@ -116,6 +124,8 @@ enum nib_status nib_cuda_rows_prepare(struct nib_stream *s, const struct nib_act
 int32_t nib_cuda_rows_fit(const struct nib_stream *s, int32_t cols, int32_t n_rows);
 
 #define NIB_CUDA_PRODUCTS 8
+/* Stream channels of a slice of the mixing products (hc.cu). */
+#define NIB_CUDA_MIX_SLICE 256
 /* y[i] = w[i] . x[i] for n rows, in one launch. x_group: columns of x for each group_rows outputs (0: all share x). */
 struct nib_cuda_products {
     int32_t                n, n_weights, group_rows;
@@ -124,6 +134,20 @@ struct nib_cuda_products {
     struct nib_mat         y[NIB_CUDA_PRODUCTS]; /* first row is row 0 */
 };
 enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cuda_products *p);
+
+/* ---- Attention on tensor cores (any/attend_mma.cu) ---- */
+
+/* Whether it takes these arguments; nib_cuda_attend does everything. */
+bool            nib_cuda_attend_mma_takes(const struct nib_attend_args *a);
+enum nib_status nib_cuda_attend_mma(struct nib_stream *s, const struct nib_attend_args *a);
+/* Floats of one row's partial sums over one span. */
+int64_t         nib_cuda_attend_part_floats(int32_t n_heads);
+
+/* ---- Index scores on tensor cores (any/index_mma.cu) ---- */
+
+bool nib_cuda_index_mma_takes(const struct nib_index_select_args *a);
+/* Scores of rows [first, first + n) into s->score [n][n_entries]; queries are ready. */
+void nib_cuda_index_mma(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n, int64_t n_entries);
 
 /* ---- Ops, one file a family ---- */
 

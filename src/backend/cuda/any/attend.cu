@@ -117,6 +117,8 @@ enum nib_status nib_cuda_attend(struct nib_stream *s, const struct nib_attend_ar
     dim3   grid((unsigned)((a->n_heads + kHeads - 1) / kHeads), (unsigned)a->rows->n_rows);
     if (a->rows->n_rows == 0)
         return NIB_OK;
+    if (nib_cuda_attend_mma_takes(a))
+        return nib_cuda_attend_mma(s, a);
     cudaFuncSetAttribute(attend_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     attend_rows<<<grid, 32 * kHeads, bytes, s->handle>>>(*a, *a->rows);
     return nib_cuda_check(s, cudaGetLastError(), "attend");

@@ -1,5 +1,5 @@
-/* Hyper-connections. Before a module: mixing coefficients (a product of the streams with fn, in fp64 as ref, which costs
- * nothing beside the reads), Sinkhorn, collapse, norm and activation rows. After it: the streams mixed in place. */
+/* Hyper-connections. Before a module: mixing coefficients (products of the streams with fn, spread over slices of their
+ * channels), then one block a row: Sinkhorn, collapse, norm and activation rows. After it: the streams mixed in place. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/rows.cuh"
 
@@ -11,16 +11,58 @@ NIB_DEVICE double sigmoid(double v)
     return 1 / (1 + exp(-v));
 }
 
-/* mix[i] = (fn[i] . X) / sqrt(mean(X^2) + eps): a warp a coefficient; the mean is one more. X is streams' row t. */
-NIB_DEVICE void mix_block(const struct nib_mat &streams, int64_t t, const float *fn, int n, float eps, double *mix)
+constexpr int kMixWarps = 8, kMixRows = 8, kMixSlice = NIB_CUDA_MIX_SLICE, kMixLane = kMixSlice / 32;
+static_assert(kMixLane == 8, "a lane takes two groups of four channels");
+
+/* Where the mixing products stand between the two kernels. */
+struct mix {
+    float         *part; /* [rows][slices][n + 1] */
+    const int32_t *row;  /* of the streams; NULL: the same */
+    int32_t        n_rows, n, n_slices;
+};
+
+/* part[t][slice][i] = fn[i] . X over a slice of the channels, and X . X last. Grid (slices, rows / R): a warp takes every
+ * eighth i, whose weights it reads once for R rows. */
+template <int R> static __global__ void __launch_bounds__(32 * kMixWarps)
+mix_slices(const struct nib_mat streams, const float *fn, const struct mix m)
 {
-    int width = streams.cols, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
-    for (int i = threadIdx.x / 32; i <= n; i += n_warps) {
-        double sum = 0;
-        for (int k = lane; k < width; k += 32) {
-            double x = (double)nib_mat_get(streams, t, k);
-            sum += (i < n ? (double)fn[(int64_t)i * width + k] : x) * x;
+    int   lane = threadIdx.x % 32, row0 = blockIdx.y * R, width = streams.cols, k0 = blockIdx.x * kMixSlice + lane * kMixLane;
+    float x[R][kMixLane];
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        for (int k = 0; k < kMixLane; k++)
+            x[r][k] = row0 + r < m.n_rows && k0 + k < width ? nib_mat_get(streams, m.row ? m.row[row0 + r] : row0 + r, k0 + k) : 0;
+    bool whole = k0 + kMixLane <= width && width % 4 == 0 && (uintptr_t)fn % 16 == 0;
+    for (int i = threadIdx.x / 32; i <= m.n; i += kMixWarps) {
+        float        w[kMixLane] = {};
+        const float *f = fn + (int64_t)i * width + k0;
+        if (i < m.n && whole) {
+            *(float4 *)w = __ldg((const float4 *)f);
+            *(float4 *)(w + 4) = __ldg((const float4 *)f + 1);
+        } else {
+            for (int k = 0; i < m.n && k < kMixLane; k++)
+                w[k] = k0 + k < width ? f[k] : 0;
         }
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            float sum = 0;
+            for (int k = 0; k < kMixLane; k++)
+                sum = fmaf(i < m.n ? w[k] : x[r][k], x[r][k], sum);
+            sum = nib_warp_sum(sum);
+            if (lane == 0 && row0 + r < m.n_rows)
+                m.part[((int64_t)(row0 + r) * m.n_slices + blockIdx.x) * (m.n + 1) + i] = sum;
+        }
+    }
+}
+
+/* mix[i] = (fn[i] . X) / sqrt(mean(X^2) + eps) of row t from its slices, a warp a product. */
+NIB_DEVICE void mix_block(const struct mix &m, int64_t t, int width, float eps, double *mix)
+{
+    int n = m.n, lane = threadIdx.x % 32;
+    for (int i = threadIdx.x / 32; i <= n; i += blockDim.x / 32) {
+        double sum = 0;
+        for (int s = lane; s < m.n_slices; s += 32)
+            sum += (double)m.part[(t * m.n_slices + s) * (n + 1) + i];
         sum = nib_warp_sum_f64(sum);
         if (lane == 0)
             mix[i] = sum;
@@ -31,6 +73,17 @@ NIB_DEVICE void mix_block(const struct nib_mat &streams, int64_t t, const float 
     for (int i = threadIdx.x; i < n; i += blockDim.x)
         mix[i] *= ir;
     __syncthreads();
+}
+
+static struct mix launch_mix(struct nib_stream *s, const struct nib_mat &streams, const int32_t *row, int32_t n_rows, const float *fn, int n)
+{
+    struct mix m = {s->mix, row, n_rows, n, (streams.cols + kMixSlice - 1) / kMixSlice};
+    if (n_rows == 1)
+        mix_slices<1><<<(unsigned)m.n_slices, 32 * kMixWarps, 0, s->handle>>>(streams, fn, m);
+    else
+        mix_slices<kMixRows><<<dim3((unsigned)m.n_slices, (unsigned)((n_rows + kMixRows - 1) / kMixRows)), 32 * kMixWarps, 0, s->handle>>>(
+            streams, fn, m);
+    return m;
 }
 
 /* x[c] = sum_i w[i] * stream[i][c], each product and sum rounded to fp32; rounded to bf16 if the streams are. */
@@ -46,51 +99,58 @@ NIB_DEVICE void collapse_block(const struct nib_mat &streams, int64_t t, const d
 }
 
 /* One thread an entry of c [n][n], n * n <= 32, in one warp: rows or columns over their sum + eps. */
-NIB_DEVICE double normalised(double v, int n, bool columns, double eps, int lane)
+NIB_DEVICE float normalised(float v, int n, bool columns, float eps, int at)
 {
-    double sum = eps;
-    int    at = lane < n * n ? lane : 0;
+    float sum = eps;
     for (int j = 0; j < n; j++)
         sum += __shfl_sync(~0u, v, columns ? j * n + at % n : at / n * n + j);
     return v / sum;
 }
 
-NIB_DEVICE double sinkhorn(double v, int n, int n_iters, double eps, int lane)
+NIB_DEVICE float sinkhorn(float v, int n, int n_iters, float eps, int at)
 {
-    int    at = lane < n * n ? lane : 0;
-    double most = __shfl_sync(~0u, v, at / n * n), sum = 0;
+    float most = __shfl_sync(~0u, v, at / n * n), sum = 0;
     for (int j = 1; j < n; j++)
-        most = fmax(most, __shfl_sync(~0u, v, at / n * n + j));
-    v = exp(v - most);
+        most = fmaxf(most, __shfl_sync(~0u, v, at / n * n + j));
+    v = expf(v - most);
     for (int j = 0; j < n; j++)
         sum += __shfl_sync(~0u, v, at / n * n + j);
     v = v / sum + eps;
-    v = normalised(v, n, true, eps, lane);
+    v = normalised(v, n, true, eps, at);
     for (int i = 1; i < n_iters; i++) {
-        v = normalised(v, n, false, eps, lane);
-        v = normalised(v, n, true, eps, lane);
+        v = normalised(v, n, false, eps, at);
+        v = normalised(v, n, true, eps, at);
     }
     return v;
 }
 
-static __global__ void hc_pre_rows(const struct nib_hc_pre_args a)
+/* What hc_post will need: by a block of its own, beside the one that goes on to the norm. */
+NIB_DEVICE void post_and_comb(const struct nib_hc_pre_args &a, int64_t t, const double *mix)
+{
+    int n = a.n_hc, lane = threadIdx.x, at = lane < n * n ? lane : 0, i = 2 * n + at;
+    if (lane >= 32)
+        return;
+    if (lane < n)
+        nib_mat_set(a.post, t, lane, (float)(2 * sigmoid(mix[n + lane] * (double)a.scale[1] + (double)a.base[n + lane])));
+    float v = sinkhorn((float)(mix[i] * (double)a.scale[2] + (double)a.base[i]), n, a.n_iters, a.hc_eps, at);
+    if (lane < n * n)
+        nib_mat_set(a.comb, t, lane, v);
+}
+
+static __global__ void hc_pre_rows(const struct nib_hc_pre_args a, const struct mix m)
 {
     extern __shared__ float x[];
     __shared__ double       mix[kMixMax + 1], pre[8], buffer[32];
     __shared__ uint32_t     max_buffer[32];
     int64_t                 t = blockIdx.x;
     int                     n = a.n_hc, dim = a.streams.cols / n, lane = threadIdx.x;
-    mix_block(a.streams, t, a.fn, (2 + n) * n, a.norm_eps, mix);
-    if (lane < 32) {
-        if (lane < n) {
-            pre[lane] = sigmoid(mix[lane] * (double)a.scale[0] + (double)a.base[lane]) + (double)a.hc_eps;
-            nib_mat_set(a.post, t, lane, (float)(2 * sigmoid(mix[n + lane] * (double)a.scale[1] + (double)a.base[n + lane])));
-        }
-        int    i = 2 * n + (lane < n * n ? lane : 0);
-        double v = sinkhorn(mix[i] * (double)a.scale[2] + (double)a.base[i], n, a.n_iters, (double)a.hc_eps, lane);
-        if (lane < n * n)
-            nib_mat_set(a.comb, t, lane, (float)v);
+    mix_block(m, t, a.streams.cols, a.norm_eps, mix);
+    if (blockIdx.y == 1) {
+        post_and_comb(a, t, mix);
+        return;
     }
+    if (lane < n)
+        pre[lane] = sigmoid(mix[lane] * (double)a.scale[0] + (double)a.base[lane]) + (double)a.hc_eps;
     __syncthreads();
     collapse_block(a.streams, t, pre, n, dim, x);
     if (a.collapsed.data)
@@ -106,7 +166,8 @@ enum nib_status nib_cuda_hc_pre(struct nib_stream *s, const struct nib_hc_pre_ar
     if (a->streams.rows == 0)
         return NIB_OK;
     cudaFuncSetAttribute(hc_pre_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    hc_pre_rows<<<(unsigned)a->streams.rows, kThreads, bytes, s->handle>>>(*a);
+    struct mix m = launch_mix(s, a->streams, NULL, a->streams.rows, a->fn, (2 + a->n_hc) * a->n_hc);
+    hc_pre_rows<<<dim3((unsigned)a->streams.rows, 2), kThreads, bytes, s->handle>>>(*a, m);
     return nib_cuda_check(s, cudaGetLastError(), "hc_pre");
 }
 
@@ -139,13 +200,13 @@ enum nib_status nib_cuda_hc_post(struct nib_stream *s, const struct nib_hc_post_
     return nib_cuda_check(s, cudaGetLastError(), "hc_post");
 }
 
-static __global__ void hc_head_rows(const struct nib_hc_head_args a)
+static __global__ void hc_head_rows(const struct nib_hc_head_args a, const struct mix m)
 {
     extern __shared__ float x[];
     __shared__ double       mix[kMixMax + 1], buffer[32];
     int64_t                 t = blockIdx.x, row = a.row[t];
     int                     n = a.n_hc, dim = a.streams.cols / n;
-    mix_block(a.streams, row, a.fn, n, a.norm_eps, mix);
+    mix_block(m, t, a.streams.cols, a.norm_eps, mix);
     if ((int)threadIdx.x < n)
         mix[threadIdx.x] = sigmoid(mix[threadIdx.x] * (double)a.scale[0] + (double)a.base[threadIdx.x]) + (double)a.hc_eps;
     __syncthreads();
@@ -164,6 +225,7 @@ enum nib_status nib_cuda_hc_head(struct nib_stream *s, const struct nib_hc_head_
     if (a->n == 0)
         return NIB_OK;
     cudaFuncSetAttribute(hc_head_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    hc_head_rows<<<(unsigned)a->n, kThreads, bytes, s->handle>>>(*a);
+    struct mix m = launch_mix(s, a->streams, a->row, a->n, a->fn, a->n_hc);
+    hc_head_rows<<<(unsigned)a->n, kThreads, bytes, s->handle>>>(*a, m);
     return nib_cuda_check(s, cudaGetLastError(), "hc_head");
 }

@@ -152,12 +152,24 @@ NIB_DEVICE uint32_t radix_cut(const float *score, int32_t n, int32_t k, int32_t 
                 atomicAdd(&histogram[key >> shift & 255u], 1);
         }
         __syncthreads();
-        if (threadIdx.x == 0) {
-            int32_t bin = 255;
-            while (bin > 0 && histogram[bin] < k)
-                k -= histogram[bin--];
-            state[0] = bin;
-            state[1] = k;
+        if (threadIdx.x < 32) {
+            /* Lane i holds bins 8i .. 8i+7; counts of higher lanes by a scan from the top. */
+            int32_t lane = threadIdx.x, own = 0, above;
+            for (int i = 0; i < 8; i++)
+                own += histogram[8 * lane + i];
+            above = own;
+            for (int offset = 1; offset < 32; offset *= 2) {
+                int32_t higher = __shfl_down_sync(~0u, above, offset);
+                above += lane + offset < 32 ? higher : 0;
+            }
+            above -= own;
+            if (above < k && above + own >= k) {
+                int32_t bin = 8 * lane + 7;
+                while (above + histogram[bin] < k)
+                    above += histogram[bin--];
+                state[0] = bin;
+                state[1] = k - above;
+            }
         }
         __syncthreads();
         cut |= (uint32_t)state[0] << shift;
@@ -213,7 +225,10 @@ enum nib_status nib_cuda_index_select(struct nib_stream *s, const struct nib_ind
         int64_t blocks = (n_entries + kScoreEntries - 1) / kScoreEntries, most = 8 * (int64_t)s->n_sms / n + 1;
         dim3    grid((unsigned)(blocks < most ? blocks : most), (unsigned)n);
         index_query<<<dim3((unsigned)a->n_heads, (unsigned)n), 64, query, s->handle>>>(*a, *rows, first);
-        index_scores<<<grid, kScoreEntries, score, s->handle>>>(*a, *rows, first, s->score, n_entries);
+        if (nib_cuda_index_mma_takes(a))
+            nib_cuda_index_mma(s, a, first, n, n_entries);
+        else
+            index_scores<<<grid, kScoreEntries, score, s->handle>>>(*a, *rows, first, s->score, n_entries);
         index_take<<<(unsigned)n, kSelectThreads, 0, s->handle>>>(*a, *rows, first, s->score, n_entries);
     }
     return nib_cuda_check(s, cudaGetLastError(), "index_select");

@@ -1,7 +1,8 @@
 /* Products with weight matrices on every device: linear, grouped o_a, the head.
  *
- * A launch covers all weights of the op. A block of 8 warps takes 8 / splits tiles of 16 outputs, `splits` warps sharing
- * a tile's columns; their sums meet in shared memory in a fixed order. Bytes: each weight code once per row block. */
+ * A launch covers all weights of the op. A block of 4 warps takes 64 outputs, or, where there are few of them, 16 outputs
+ * whose columns its warps share; their sums meet in shared memory in a fixed order. Bytes: each weight code once per row
+ * block of 8, 16 or 32. */
 #include "backend/cuda/device/products.cuh"
 #include "backend/cuda/device/rows.cuh"
 
@@ -14,20 +15,20 @@ NIB_DEVICE float row_value(const struct nib_act &x, enum nib_act_format act, int
     return act == NIB_ACT_PLAIN ? nib_mat_get(x.plain, t, i) : nib_act_get(x, t, i);
 }
 
+/* A block a row. */
 static __global__ void split_rows(const struct nib_act x, enum nib_act_format act, int32_t first, int n_parts, uint16_t *part,
-                                  int64_t part_stride)
+                                  int64_t part_stride, int32_t *exponent)
 {
-    int64_t row = blockIdx.y;
-    int32_t i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= x.cols)
-        return;
-    float v = row_value(x, act, first + row, i);
-    for (int p = 0; p < n_parts; p++) {
-        /* Cut, not rounded: what is left over is then exact, and never of the other sign. */
-        uint16_t h = p + 1 < n_parts ? (uint16_t)(__float_as_uint(v) >> 16) : nib_bf16_code(v);
-        part[p * part_stride + row * x.cols + i] = h;
-        v -= nib_bf16_value(h);
-    }
+    __shared__ uint32_t buffer[32];
+    int64_t             row = blockIdx.x;
+    uint32_t            most = 0;
+    for (int32_t i = threadIdx.x; i < x.cols; i += blockDim.x)
+        most = max(most, __float_as_uint(row_value(x, act, first + row, i)) & 0x7fffffffu);
+    int32_t e = nib_exponent_of(nib_block_max_u32(most, buffer));
+    for (int32_t i = threadIdx.x; i < x.cols; i += blockDim.x)
+        nib_parts_put(scalbnf(row_value(x, act, first + row, i), -e), n_parts, part + row * x.cols + i, part_stride);
+    if (threadIdx.x == 0)
+        exponent[row] = e;
 }
 
 static __global__ void float_rows(const struct nib_act x, enum nib_act_format act, int32_t first, float *out)
@@ -75,83 +76,92 @@ enum nib_status nib_cuda_rows_prepare(struct nib_stream *s, const struct nib_act
     out->part = s->parts + *at;
     out->stride = x->cols;
     out->part_stride = (int64_t)n * x->cols;
-    split_rows<<<grid, 256, 0, s->handle>>>(*x, act, first, out->n_parts, s->parts + *at, out->part_stride);
+    int32_t *exponent = s->exponent + (int64_t)(s->n_exponents++ % 8) * s->dims.n_rows_max;
+    out->exponent = exponent;
+    split_rows<<<(unsigned)n, 256, 0, s->handle>>>(*x, act, first, out->n_parts, s->parts + *at, out->part_stride, exponent);
     *at += out->n_parts * out->part_stride;
     return nib_cuda_check(s, cudaGetLastError(), "rows to bf16 parts");
 }
 
 /* ---- Tiled weights ---- */
 
+constexpr int kManyRows = 96; /* more are another kernel variant, with its own order of sums */
+
 struct tiled_args {
     struct nib_cuda_products p;
     int32_t                  first_block[NIB_CUDA_PRODUCTS + 1]; /* of each weight */
 };
 
-/* One warp's part of a tile, for rows row0 .. row0 + NT*8 - 1, columns of group `group`. */
-template <int NT>
-NIB_DEVICE void multiply_group(const struct tiled_args &a, int i, const struct nib_tile &tile, int32_t row0, int32_t group, int64_t begin,
-                               int64_t end, float acc[NT][4])
+/* Warps of a block that share a tile's columns: all four where there are few tiles, so that even a small matrix keeps many
+ * warps loading. A function of the shape alone, as the order of sums must not depend on anything else. */
+static __host__ __device__ inline int splits_of(const struct nib_cuda_matrix &w, bool wide)
 {
-    const struct nib_cuda_rows &x = a.p.x[i];
-    struct nib_lane_rows<NT>    rows;
-    rows.part_stride = x.part_stride;
-    rows.n_parts = x.n_parts;
-#pragma unroll
-    for (int nt = 0; nt < NT; nt++) {
-        int32_t row = row0 + nt * 8 + tile.lane / 4;
-        rows.x[nt] = row < a.p.n ? x.part + row * x.stride + (int64_t)group * a.p.w[i].n_in + tile.lane % 4 * 16 : NULL;
-    }
-    nib_tile_multiply_any<NT>(a.p.w[i].type, tile, rows, begin, end, acc);
+    return !wide && w.n_out < 24576 && w.n_in >= 4 * kBlockCols * 4 ? 4 : 1;
 }
 
-template <int NT> static __global__ void __launch_bounds__(32 * kProductWarps, NT > 1 ? 1 : 2)
+static int32_t blocks_of(const struct nib_cuda_matrix *w, bool wide)
+{
+    int32_t outs = kTileRows * kWarps / splits_of(*w, wide);
+    return (w->n_out + outs - 1) / outs;
+}
+
+/* NT == 4 is for many rows, which make enough blocks of their own. */
+template <int NT> static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : 4)
 tiled_products(const __grid_constant__ struct tiled_args a)
 {
-    __shared__ float sums[kProductWarps][kTileRows * NT * 8];
+    extern __shared__ __align__(16) uint8_t memory[];
+    __shared__ const uint16_t              *row[NT * 8];
+    __shared__ float                        sums[kWarps][kTileRows * NT * 8];
     int i = 0;
     while ((int32_t)blockIdx.x >= a.first_block[i + 1])
         i++;
     const struct nib_cuda_matrix &w = a.p.w[i];
-    int     warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int     n_splits = nib_splits_of(w.n_in), per_block = kProductWarps / n_splits;
-    int64_t tile0 = (int64_t)((int32_t)blockIdx.x - a.first_block[i]) * per_block, tile = tile0 + warp / n_splits;
-    int64_t n_tiles = (w.n_out + kTileRows - 1) / kTileRows;
-    int32_t row0 = blockIdx.y * NT * 8;
+    const struct nib_cuda_rows   &x = a.p.x[i];
+    int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_splits = splits_of(w, NT == 4), outs = kTileRows * kWarps / n_splits;
+    int32_t o0 = ((int32_t)blockIdx.x - a.first_block[i]) * outs, o = o0 + warp / n_splits * kTileRows, row0 = blockIdx.y * NT * 8;
+    int32_t count = min(NT * 8, a.p.n - row0);
+    struct nib_row_source rows = nib_row_source_of(row, x, count, w.n_in, warp % n_splits, n_splits, warp / n_splits, memory);
+    struct nib_tile       t = nib_tile_of(w, 0, min(o, w.n_out - 1) / kTileRows, lane);
 
-    float acc[NT][4] = {};
-    if (tile < n_tiles) {
-        struct nib_tile t = nib_tile_of(w, 0, tile, lane);
-        int64_t length = nib_split_blocks(t.n_blocks, n_splits), begin = warp % n_splits * length;
-        int64_t end = min(begin + length, t.n_blocks);
-        /* With groups, a tile may lie in more than one: each row of it takes its own. */
-        int32_t o = (int32_t)tile * kTileRows, last = min(o + kTileRows, w.n_out) - 1, rows = a.p.group_rows;
-        for (int32_t group = rows ? o / rows : 0; group <= (rows ? last / rows : 0); group++) {
-            float part[NT][4] = {};
-            multiply_group<NT>(a, i, t, row0, group, begin, end, part);
-            for (int nt = 0; nt < NT; nt++)
-                for (int c = 0; c < 4; c++)
-                    if (rows == 0 || (o + lane / 4 + c / 2 * 8) / rows == group)
-                        acc[nt][c] = part[nt][c];
-        }
+    /* With groups of outputs, tiles may lie in more than one: every output takes its own. */
+    float   acc[NT][4] = {};
+    int32_t per_group = a.p.group_rows, end = min(o0 + outs, w.n_out) - 1;
+    for (int32_t g = per_group ? o0 / per_group : 0; g <= (per_group ? end / per_group : 0); g++) {
+        float part[NT][4] = {};
+        __syncthreads();
+        if ((int)threadIdx.x < count)
+            row[threadIdx.x] = x.part + (row0 + (int64_t)threadIdx.x) * x.stride + (int64_t)g * w.n_in;
+        __syncthreads();
+        nib_tile_multiply_any<NT>(w.type, t, rows, o >= w.n_out, part);
+        for (int nt = 0; nt < NT; nt++)
+            for (int c = 0; c < 4; c++)
+                if (per_group == 0 || (o + lane / 4 + c / 2 * 8) / per_group == g)
+                    acc[nt][c] = part[nt][c];
     }
+
     nib_sums_put<NT>(acc, lane, sums[warp]);
     __syncthreads();
-
-    float alpha = *w.alpha;
-    for (int e = threadIdx.x; e < per_block * kTileRows * NT * 8; e += blockDim.x) {
-        int     o = e % (per_block * kTileRows), row = e / (per_block * kTileRows), local = o / kTileRows;
-        float   sum = 0;
+    float alpha = nib_alpha_of(w, 0);
+    for (int e = threadIdx.x; e < outs * count; e += kThreads) {
+        int   at = e % outs, r = e / outs, first = at / kTileRows * n_splits;
+        float sum = 0;
         for (int k = 0; k < n_splits; k++)
-            sum += sums[local * n_splits + k][o % kTileRows * NT * 8 + row];
-        if (row0 + row < a.p.n && tile0 * kTileRows + o < w.n_out)
-            nib_mat_set(a.p.y[i], row0 + row, tile0 * kTileRows + o, sum * alpha);
+            sum += sums[first + k][at % kTileRows * NT * 8 + r];
+        if (o0 + at < w.n_out)
+            nib_mat_set(a.p.y[i], row0 + r, o0 + at, nib_row_scaled(sum * alpha, x, row0 + r));
     }
 }
 
 template <int NT> static void launch_tiled(struct nib_stream *s, const struct tiled_args &a)
 {
+    size_t bytes = 0;
+    for (int i = 0; i < a.p.n_weights; i++) {
+        size_t one = nib_rows_bytes(splits_of(a.p.w[i], NT == 4), a.p.x[i].n_parts, a.p.n < NT * 8 ? a.p.n : NT * 8);
+        bytes = one > bytes ? one : bytes;
+    }
     dim3 grid((unsigned)a.first_block[a.p.n_weights], (unsigned)((a.p.n + NT * 8 - 1) / (NT * 8)));
-    tiled_products<NT><<<grid, 32 * kProductWarps, 0, s->handle>>>(a);
+    cudaFuncSetAttribute(tiled_products<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    tiled_products<NT><<<grid, kThreads, bytes, s->handle>>>(a);
 }
 
 /* ---- Stored weights ---- */
@@ -179,13 +189,15 @@ static __global__ void stored_product(const struct nib_cuda_matrix w, const stru
     for (int r = 0; r < kStoredRows; r++) {
         float total = nib_warp_sum(sum[r]);
         if (lane == 0 && row0 + r < n)
-            nib_mat_set(y, row0 + r, o, total * *w.alpha);
+            nib_mat_set(y, row0 + r, o, total * nib_alpha_of(w, 0));
     }
 }
 
 enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cuda_products *p)
 {
     struct tiled_args a;
+    bool              wide = p->n > kManyRows;
+    int32_t           n_parts = 1;
     memset(&a, 0, sizeof a);
     a.p.n = p->n;
     a.p.group_rows = p->group_rows;
@@ -195,20 +207,20 @@ enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cud
             stored_product<<<grid, 256, 0, s->handle>>>(p->w[i], p->x[i], p->n, p->group_rows, p->y[i]);
             continue;
         }
-        int32_t k = a.p.n_weights++, per_block = kProductWarps / nib_splits_of(p->w[i].n_in);
+        int32_t k = a.p.n_weights++;
         a.p.w[k] = p->w[i];
         a.p.x[k] = p->x[i];
         a.p.y[k] = p->y[i];
-        int32_t tiles = (p->w[i].n_out + kTileRows - 1) / kTileRows;
-        a.first_block[k + 1] = a.first_block[k] + (tiles + per_block - 1) / per_block;
+        n_parts = p->x[i].n_parts > n_parts ? p->x[i].n_parts : n_parts;
+        a.first_block[k + 1] = a.first_block[k] + blocks_of(&p->w[i], wide);
     }
     if (a.p.n_weights > 0) {
-        if (p->n <= 8)
-            launch_tiled<1>(s, a);
-        else if (p->n <= 16)
-            launch_tiled<2>(s, a);
-        else
+        if (wide)
             launch_tiled<4>(s, a);
+        else if (p->n <= 8 || n_parts > 1)
+            launch_tiled<1>(s, a);
+        else
+            launch_tiled<2>(s, a);
     }
     return nib_cuda_check(s, cudaGetLastError(), "products with weights");
 }
@@ -312,7 +324,7 @@ static __global__ void embed_rows(const int32_t *token, int32_t n_copies, const 
 {
     int64_t t = blockIdx.x, o = token[t];
     for (int32_t i = threadIdx.x; i < w.n_in; i += blockDim.x) {
-        float v = nib_matrix_value(w, 0, o, i) * *w.alpha;
+        float v = nib_matrix_value(w, 0, o, i) * nib_alpha_of(w, 0);
         for (int32_t c = 0; c < n_copies; c++)
             nib_mat_set(y, t, (int64_t)c * w.n_in + i, v);
     }

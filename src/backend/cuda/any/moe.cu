@@ -7,8 +7,6 @@
 
 /* ---- Routing ---- */
 
-constexpr int kChooseWarps = 4;
-
 /* Orders floats as integers above 0; NaN is 0, passed over while a number is left. */
 NIB_DEVICE uint32_t order_key(float v)
 {
@@ -24,23 +22,25 @@ NIB_DEVICE float route_score(float z)
     return (float)sqrt(v > 20 ? v : log1p(exp(v)));
 }
 
-/* A warp a row. route: scores after the square root of softplus; keys in shared memory [warps][n_experts]. */
-static __global__ void choose_experts(const struct nib_moe_args a, const struct nib_rows rows, int32_t first, int32_t n, float *route,
+/* A block a row: a thread an expert for the scores, then the first warp chooses. route: scores after the square root of
+ * softplus; keys in shared memory [n_experts], then flags of those taken. */
+static __global__ void choose_experts(const struct nib_moe_args a, const struct nib_rows rows, int32_t first, float *route,
                                       int32_t *chosen, float *weight)
 {
-    extern __shared__ uint32_t keys[];
-    int      warp = threadIdx.x / 32, lane = threadIdx.x % 32, k = a.top_k;
-    int64_t  r = (int64_t)blockIdx.x * kChooseWarps + warp, t = first + r;
-    if (r >= n)
-        return;
-    float    *score = route + r * a.n_experts;
-    uint32_t *key = keys + warp * a.n_experts;
-    for (int e = lane; e < a.n_experts; e += 32) {
+    extern __shared__ uint32_t key[];
+    bool                      *taken = (bool *)(key + a.n_experts);
+    int                        lane = threadIdx.x, k = a.top_k;
+    int64_t                    r = blockIdx.x, t = first + r;
+    float                     *score = route + r * a.n_experts;
+    for (int e = threadIdx.x; e < a.n_experts; e += blockDim.x) {
         float s = route_score(score[e]);
         score[e] = s;
+        taken[e] = false;
         key[e] = a.tid2eid ? 0 : order_key(s + a.bias[e]);
     }
-    __syncwarp();
+    __syncthreads();
+    if (threadIdx.x >= 32)
+        return;
     for (int i = 0; i < k; i++) {
         int32_t best;
         if (a.tid2eid) {
@@ -50,16 +50,15 @@ static __global__ void choose_experts(const struct nib_moe_args a, const struct 
             uint64_t top = 0;
             for (int e = lane; e < a.n_experts; e += 32) {
                 uint64_t v = (uint64_t)key[e] << 32 | (uint32_t)~e;
-                bool     taken = false;
-                for (int j = 0; j < i; j++)
-                    taken |= chosen[r * k + j] == e;
-                top = !taken && v > top ? v : top;
+                top = !taken[e] && v > top ? v : top;
             }
             for (int offset = 16; offset > 0; offset /= 2) {
                 uint64_t other = __shfl_xor_sync(~0u, top, offset);
                 top = other > top ? other : top;
             }
             best = (int32_t)~(uint32_t)top;
+            if (lane == 0)
+                taken[best] = true;
         }
         if (lane == 0)
             chosen[r * k + i] = best;
@@ -186,40 +185,43 @@ NIB_DEVICE int32_t row_of(const struct moe_args &a, const struct segment &s, int
 
 /* ---- Gate and up ---- */
 
-/* Warps: half of them w1, half w3; `splits` of each share a tile's columns. */
-template <int NT> static __global__ void __launch_bounds__(32 * kProductWarps, NT > 1 ? 1 : 2)
+/* Warps of a block that share a tile's columns: a function of the shape alone. */
+static __host__ __device__ inline int splits_of(int32_t n_in)
+{
+    return n_in >= 1024 ? 2 : 1;
+}
+
+/* A block is one tile of w1 and of w3 (two where columns are few), two warps or one each sharing its columns. */
+template <int NT> static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : 4)
 gate_up(const __grid_constant__ struct moe_args a)
 {
-    __shared__ float sums[kProductWarps][kTileRows * NT * 8];
-    struct segment   seg = segment_of<NT>(a, blockIdx.y);
+    extern __shared__ __align__(16) uint8_t memory[];
+    __shared__ const uint16_t              *row[NT * 8];
+    __shared__ float                        sums[kWarps][kTileRows * NT * 8];
+    struct segment                          seg = segment_of<NT>(a, blockIdx.y);
     if (seg.none)
         return;
     const struct side &side = a.side[seg.shared];
     int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, which = warp % 2, n = side.w1.n_out;
-    int     n_splits = min(4, nib_splits_of(side.w1.n_in)), per_block = kProductWarps / 2 / n_splits;
+    int     n_splits = splits_of(side.w1.n_in), per_block = 2 / n_splits, split = warp / 2 % n_splits;
     int64_t tile0 = (int64_t)blockIdx.x * per_block, tile = tile0 + warp / 2 / n_splits;
     int64_t n_tiles = (n + kTileRows - 1) / kTileRows;
     if (tile0 >= n_tiles)
         return;
-    float acc[NT][4] = {};
-    if (tile < n_tiles) {
-        struct nib_tile          t = nib_tile_of(which ? side.w3 : side.w1, seg.stack, tile, lane);
-        int64_t                  length = nib_split_blocks(t.n_blocks, n_splits), begin = warp / 2 % n_splits * length;
-        struct nib_lane_rows<NT> rows;
-        rows.part_stride = side.x.part_stride;
-        rows.n_parts = side.x.n_parts;
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            int32_t i = nt * 8 + lane / 4;
-            rows.x[nt] = i < seg.count ? side.x.part + row_of(a, seg, i) * side.x.stride + lane % 4 * 16 : NULL;
-        }
-        nib_tile_multiply_any<NT>(side.w1.type, t, rows, begin, min(begin + length, t.n_blocks), acc);
-    }
+    if ((int)threadIdx.x < seg.count)
+        row[threadIdx.x] = side.x.part + row_of(a, seg, threadIdx.x) * side.x.stride;
+    __syncthreads();
+    /* Pairs of warps (w1's and w3's) and, with one span, all four share the rows. */
+    struct nib_row_source rows = nib_row_source_of(row, side.x, seg.count, side.w1.n_in, split, n_splits,
+                                                   n_splits == 1 ? warp : warp % 2, memory);
+    float           acc[NT][4] = {};
+    struct nib_tile t = nib_tile_of(which ? side.w3 : side.w1, seg.stack, min(tile, n_tiles - 1), lane);
+    nib_tile_multiply_any<NT>(side.w1.type, t, rows, tile >= n_tiles, acc);
     nib_sums_put<NT>(acc, lane, sums[warp]);
     __syncthreads();
 
-    float alpha1 = side.w1.alpha[seg.stack], alpha3 = side.w3.alpha[seg.stack];
-    for (int e = threadIdx.x; e < per_block * kTileRows * NT * 8; e += blockDim.x) {
+    float alpha1 = nib_alpha_of(side.w1, seg.stack), alpha3 = nib_alpha_of(side.w3, seg.stack);
+    for (int e = threadIdx.x; e < per_block * kTileRows * seg.count; e += kThreads) {
         int   o = e % (per_block * kTileRows), i = e / (per_block * kTileRows), local = o / kTileRows;
         float g = 0, u = 0;
         for (int k = 0; k < n_splits; k++) {
@@ -227,9 +229,10 @@ gate_up(const __grid_constant__ struct moe_args a)
             u += sums[(local * n_splits + k) * 2 + 1][o % kTileRows * NT * 8 + i];
         }
         int64_t out = tile0 * kTileRows + o;
-        if (i >= seg.count || out >= n)
+        if (out >= n)
             continue;
-        float act = swiglu(g * alpha1, u * alpha3, a.limit);
+        int64_t of = row_of(a, seg, i);
+        float   act = swiglu(nib_row_scaled(g * alpha1, side.x, of), nib_row_scaled(u * alpha3, side.x, of), a.limit);
         if (a.weight_before && !seg.shared)
             act *= a.weight[a.m.pair[seg.from + i]];
         int64_t at = side.hidden_at + (int64_t)(seg.from + i) * n + out;
@@ -242,47 +245,43 @@ gate_up(const __grid_constant__ struct moe_args a)
 
 /* ---- Down ---- */
 
-template <int NT> static __global__ void __launch_bounds__(32 * kProductWarps, NT > 1 ? 1 : 2)
+template <int NT> static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : 4)
 down(const __grid_constant__ struct moe_args a)
 {
-    __shared__ float sums[kProductWarps][kTileRows * NT * 8];
-    struct segment   seg = segment_of<NT>(a, blockIdx.y);
+    extern __shared__ __align__(16) uint8_t memory[];
+    __shared__ const uint16_t              *row[NT * 8];
+    __shared__ float                        sums[kWarps][kTileRows * NT * 8];
+    struct segment                          seg = segment_of<NT>(a, blockIdx.y);
     if (seg.none)
         return;
     const struct side &side = a.side[seg.shared];
     int     warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int     n_splits = nib_splits_of(side.w2.n_in), per_block = kProductWarps / n_splits;
+    int     n_splits = splits_of(side.w2.n_in), per_block = kWarps / n_splits;
     int64_t tile0 = (int64_t)blockIdx.x * per_block, tile = tile0 + warp / n_splits;
     int64_t n_tiles = (a.dim + kTileRows - 1) / kTileRows;
     if (tile0 >= n_tiles)
         return;
-    float acc[NT][4] = {};
-    if (tile < n_tiles) {
-        struct nib_tile          t = nib_tile_of(side.w2, seg.stack, tile, lane);
-        int64_t                  length = nib_split_blocks(t.n_blocks, n_splits), begin = warp % n_splits * length;
-        struct nib_lane_rows<NT> rows;
-        rows.part_stride = side.inner.part_stride;
-        rows.n_parts = side.inner.n_parts;
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            int32_t i = nt * 8 + lane / 4;
-            rows.x[nt] = i < seg.count ? side.inner.part + (int64_t)(seg.from + i) * side.inner.stride + lane % 4 * 16 : NULL;
-        }
-        nib_tile_multiply_any<NT>(side.w2.type, t, rows, begin, min(begin + length, t.n_blocks), acc);
-    }
+    if ((int)threadIdx.x < seg.count)
+        row[threadIdx.x] = side.inner.part + (int64_t)(seg.from + threadIdx.x) * side.inner.stride;
+    __syncthreads();
+    struct nib_row_source rows = nib_row_source_of(row, side.inner, seg.count, side.w2.n_in, warp % n_splits, n_splits,
+                                                   warp / n_splits, memory);
+    float           acc[NT][4] = {};
+    struct nib_tile t = nib_tile_of(side.w2, seg.stack, min(tile, n_tiles - 1), lane);
+    nib_tile_multiply_any<NT>(side.w2.type, t, rows, tile >= n_tiles, acc);
     nib_sums_put<NT>(acc, lane, sums[warp]);
     __syncthreads();
 
-    float alpha = side.w2.alpha[seg.stack];
-    for (int e = threadIdx.x; e < per_block * kTileRows * NT * 8; e += blockDim.x) {
+    float alpha = nib_alpha_of(side.w2, seg.stack);
+    for (int e = threadIdx.x; e < per_block * kTileRows * seg.count; e += kThreads) {
         int   o = e % (per_block * kTileRows), i = e / (per_block * kTileRows), local = o / kTileRows;
         float sum = 0;
         for (int k = 0; k < n_splits; k++)
             sum += sums[local * n_splits + k][o % kTileRows * NT * 8 + i];
         int64_t out = tile0 * kTileRows + o;
-        if (i >= seg.count || out >= a.dim)
+        if (out >= a.dim)
             continue;
-        sum *= alpha;
+        sum = nib_row_scaled(sum * alpha, side.inner, seg.from + i);
         if (!a.weight_before && !seg.shared)
             sum *= a.weight[a.m.pair[seg.from + i]];
         a.m.y[(side.y_at + seg.from + i) * a.dim + out] = sum;
@@ -296,7 +295,7 @@ NIB_DEVICE float stored_dot(const struct nib_cuda_matrix &w, int32_t stack, int6
     float sum = 0;
     for (int32_t k = threadIdx.x % 32; k < w.n_in; k += 32)
         sum = fmaf(nib_matrix_value(w, stack, o, k), x[k], sum);
-    return nib_warp_sum(sum) * w.alpha[stack];
+    return nib_warp_sum(sum) * nib_alpha_of(w, stack);
 }
 
 static __global__ void stored_gate_up(const struct moe_args a, int shared)
@@ -332,7 +331,8 @@ static __global__ void stored_down(const struct moe_args a, int shared)
 
 /* A hidden row through the format of w2's activations, back to fp32 and into its bf16 parts. row: [n] floats, codes [n] and
  * scales bytes behind. */
-static __global__ void finish_hidden(enum nib_act_format act, int32_t n, float *hidden, int n_parts, uint16_t *part, int64_t part_stride)
+static __global__ void finish_hidden(enum nib_act_format act, int32_t n, float *hidden, int n_parts, uint16_t *part, int64_t part_stride,
+                                     int32_t *exponent)
 {
     extern __shared__ float row[];
     __shared__ uint32_t     buffer[32];
@@ -340,20 +340,24 @@ static __global__ void finish_hidden(enum nib_act_format act, int32_t n, float *
     int64_t                 at = (int64_t)blockIdx.x * n;
     uint8_t                *codes = (uint8_t *)(row + n), *scales = codes + nib_round_up(n, 4);
     struct nib_act          y = {{}, act, 1, n, codes, scales, &row_scale, n, n};
+    uint32_t                most = 0;
     for (int32_t i = threadIdx.x; i < n; i += blockDim.x)
         row[i] = hidden[at + i];
     __syncthreads();
-    if (act != NIB_ACT_PLAIN)
+    if (act != NIB_ACT_PLAIN) {
         nib_act_quantise_block(y, 0, row, buffer);
-    for (int32_t i = threadIdx.x; i < n; i += blockDim.x) {
-        float v = act == NIB_ACT_PLAIN ? row[i] : nib_act_get(y, 0, i);
-        hidden[at + i] = v;
-        for (int p = 0; p < n_parts; p++) {
-            uint16_t h = p + 1 < n_parts ? (uint16_t)(__float_as_uint(v) >> 16) : nib_bf16_code(v);
-            part[p * part_stride + at + i] = h;
-            v -= nib_bf16_value(h);
-        }
+        for (int32_t i = threadIdx.x; i < n; i += blockDim.x)
+            hidden[at + i] = row[i] = nib_act_get(y, 0, i);
     }
+    if (n_parts == 0)
+        return;
+    for (int32_t i = threadIdx.x; i < n; i += blockDim.x)
+        most = max(most, __float_as_uint(row[i]) & 0x7fffffffu);
+    int32_t e = nib_exponent_of(nib_block_max_u32(most, buffer));
+    for (int32_t i = threadIdx.x; i < n; i += blockDim.x)
+        nib_parts_put(scalbnf(row[i], -e), n_parts, part + at + i, part_stride);
+    if (threadIdx.x == 0)
+        exponent[blockIdx.x] = e;
 }
 
 /* y[t] = sum over chosen experts in ascending id, then the shared expert. */
@@ -392,22 +396,30 @@ static int32_t most(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
+/* Rows that a segment can have in this launch (a hash table may name an expert twice). */
+static int32_t most_rows(const struct moe_args &a, int32_t wide)
+{
+    return a.n_pairs < wide ? a.n_pairs : wide;
+}
+
 template <int NT> static void launch_gate_up(struct nib_stream *s, const struct moe_args &a, unsigned n_segments)
 {
-    unsigned x = 0;
-    for (int i = 0; i < 2; i++) {
-        int splits = nib_splits_of(a.side[i].w1.n_in);
-        x = (unsigned)most((int32_t)x, (int32_t)tiles_grid(a.side[i].w1.n_out, kProductWarps / 2 / (splits < 4 ? splits : 4)));
-    }
-    gate_up<NT><<<dim3(x, n_segments), 32 * kProductWarps, 0, s->handle>>>(a);
+    int32_t x = 0, parts = most(a.side[0].x.n_parts, a.side[1].x.n_parts);
+    for (int i = 0; i < 2; i++)
+        x = most(x, (int32_t)tiles_grid(a.side[i].w1.n_out, 2 / splits_of(a.side[i].w1.n_in)));
+    size_t bytes = nib_rows_bytes(2, parts, most_rows(a, NT * 8));
+    cudaFuncSetAttribute(gate_up<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    gate_up<NT><<<dim3((unsigned)x, n_segments), kThreads, bytes, s->handle>>>(a);
 }
 
 template <int NT> static void launch_down(struct nib_stream *s, const struct moe_args &a, unsigned n_segments)
 {
-    unsigned x = 0;
+    int32_t x = 0, parts = most(a.side[0].inner.n_parts, a.side[1].inner.n_parts);
     for (int i = 0; i < 2; i++)
-        x = (unsigned)most((int32_t)x, (int32_t)tiles_grid(a.dim, kProductWarps / nib_splits_of(a.side[i].w2.n_in)));
-    down<NT><<<dim3(x, n_segments), 32 * kProductWarps, 0, s->handle>>>(a);
+        x = most(x, (int32_t)tiles_grid(a.dim, kWarps / splits_of(a.side[i].w2.n_in)));
+    size_t bytes = nib_rows_bytes(2, parts, most_rows(a, NT * 8));
+    cudaFuncSetAttribute(down<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    down<NT><<<dim3((unsigned)x, n_segments), kThreads, bytes, s->handle>>>(a);
 }
 
 /* Rows of hidden become the inner rows of w2. */
@@ -426,16 +438,18 @@ static void launch_finish(struct nib_stream *s, struct moe_args *a, const struct
     side->inner.f32 = a->m.hidden + side->hidden_at;
     if (direct)
         return;
+    side->inner.exponent = a->m.exponent + (i ? a->n_pairs : 0);
     cudaFuncSetAttribute(finish_hidden, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     finish_hidden<<<(unsigned)rows, 128, bytes, s->handle>>>(w2->act, n, a->m.hidden + side->hidden_at, stored ? 0 : side->inner.n_parts,
-                                                            a->m.parts + side->hidden_at, side->inner.part_stride);
+                                                            a->m.parts + side->hidden_at, side->inner.part_stride,
+                                                            a->m.exponent + (i ? a->n_pairs : 0));
 }
 
 static void launch_stages(struct nib_stream *s, struct moe_args *a, const struct nib_weight *const w2[2], int32_t segments)
 {
     bool     in_tiled = a->side[0].w1.layout == NIB_CUDA_TILED && a->side[1].w1.layout == NIB_CUDA_TILED;
     bool     out_tiled = a->side[0].w2.layout == NIB_CUDA_TILED && a->side[1].w2.layout == NIB_CUDA_TILED;
-    int32_t  wide = a->n_pairs > 4 * segments ? 4 : 1;
+    int32_t  wide = a->n_pairs > 4 * segments ? 2 : 1;
     unsigned n_segments = (unsigned)(a->n_segments_max + (a->n_rows + wide * 8 - 1) / (wide * 8));
     bool     direct = a->bf16 && in_tiled && out_tiled && w2[0]->act == NIB_ACT_PLAIN && w2[1]->act == NIB_ACT_PLAIN;
     a->bf16 = direct;
@@ -443,7 +457,7 @@ static void launch_stages(struct nib_stream *s, struct moe_args *a, const struct
         if (wide == 1)
             launch_gate_up<1>(s, *a, n_segments);
         else
-            launch_gate_up<4>(s, *a, n_segments);
+            launch_gate_up<2>(s, *a, n_segments);
     } else {
         for (int i = 0; i < 2; i++)
             stored_gate_up<<<dim3((unsigned)((a->side[i].w1.n_out + 7) / 8), (unsigned)(i ? a->n_rows : a->n_pairs)), 256, 0,
@@ -455,7 +469,7 @@ static void launch_stages(struct nib_stream *s, struct moe_args *a, const struct
         if (wide == 1)
             launch_down<1>(s, *a, n_segments);
         else
-            launch_down<4>(s, *a, n_segments);
+            launch_down<2>(s, *a, n_segments);
     } else {
         for (int i = 0; i < 2; i++)
             stored_down<<<dim3((unsigned)((a->dim + 7) / 8), (unsigned)(i ? a->n_rows : a->n_pairs)), 256, 0, s->handle>>>(*a, i);
@@ -492,14 +506,13 @@ static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args 
     args.weight_before = a->weight_before_w2;
     args.bf16 = a->y.dtype == NIB_DTYPE_BF16;
     int32_t experts = args.n_pairs < a->n_experts ? args.n_pairs : a->n_experts;
-    int32_t wide = args.n_pairs > 4 * experts ? 4 : 1;
+    int32_t wide = args.n_pairs > 4 * experts ? 2 : 1;
     args.n_segments_max = experts + args.n_pairs / (wide * 8);
 
-    size_t keys = (size_t)kChooseWarps * (size_t)a->n_experts * 4, counts = 2 * (size_t)a->n_experts * 4;
+    size_t keys = (size_t)a->n_experts * 5, counts = 2 * (size_t)a->n_experts * 4;
     cudaFuncSetAttribute(choose_experts, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)keys);
     cudaFuncSetAttribute(sort_pairs, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)counts);
-    choose_experts<<<(unsigned)((n + kChooseWarps - 1) / kChooseWarps), 32 * kChooseWarps, keys, s->handle>>>(*a, *a->rows, first, n,
-                                                                                                         m->route, m->chosen, m->weight);
+    choose_experts<<<(unsigned)n, 256, keys, s->handle>>>(*a, *a->rows, first, m->route, m->chosen, m->weight);
     sort_pairs<<<1, 1024, counts, s->handle>>>(a->n_experts, args.n_pairs, wide * 8, m->chosen, *m);
     NIB_TRY(nib_cuda_check(s, cudaGetLastError(), "routing"));
 

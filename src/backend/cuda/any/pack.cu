@@ -38,29 +38,19 @@ enum nib_cuda_layout nib_cuda_layout_of(const struct nib_weight_desc *d, size_t 
 
 /* ---- Powers of two ---- */
 
-static __global__ void max_byte(const uint8_t *scales, int64_t n, int32_t *most)
+float nib_cuda_alpha(const struct nib_weight_desc *d, int32_t i, int32_t most)
 {
-    uint32_t m = 0;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
-        m = max(m, (uint32_t)scales[i]);
-    m = nib_warp_max_u32(m);
-    if (threadIdx.x % 32 == 0)
-        atomicMax(most, (int32_t)m);
-}
-
-/* What finished sums are multiplied by: the global scale and the powers of two that operands leave out. */
-static __global__ void set_alpha(float *alpha, int32_t type, int32_t layout, float multiplier, const int32_t *most)
-{
-    float a = multiplier;
-    if (layout == NIB_CUDA_TILED) {
-        if (type == NIB_WEIGHT_NVFP4)
+    size_t codes, scales;
+    float  a = d->type == NIB_WEIGHT_NVFP4 ? d->part[i].global_scale : 1.0f;
+    if (nib_cuda_layout_of(d, &codes, &scales) == NIB_CUDA_TILED) {
+        if (d->type == NIB_WEIGHT_NVFP4)
             a *= (float)(1 << kNvfp4Shift);
-        else if (type == NIB_WEIGHT_MXFP4)
-            a *= ldexpf(1.0f, *most - 128);
-        else if (type == NIB_WEIGHT_FP8)
-            a *= ldexpf(1.0f, *most - 134);
+        else if (d->type == NIB_WEIGHT_MXFP4)
+            a = ldexpf(1.0f, most - 128);
+        else if (d->type == NIB_WEIGHT_FP8)
+            a = ldexpf(1.0f, most - 134);
     }
-    *alpha = a;
+    return a;
 }
 
 NIB_DEVICE uint32_t relative_scale(uint32_t b, int32_t most)
@@ -127,7 +117,7 @@ static __global__ void pack_codes(int32_t type, int64_t n_out, int64_t n_in, con
 
 /* ---- Scales ---- */
 
-static __global__ void pack_scales4(int32_t type, int64_t n_out, int64_t n_in, const uint8_t *scales, const int32_t *most,
+static __global__ void pack_scales4(int32_t type, int64_t n_out, int64_t n_in, const uint8_t *scales, int32_t most,
                                     uint8_t *out, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n_blocks = n_in / kBlockCols;
@@ -141,15 +131,15 @@ static __global__ void pack_scales4(int32_t type, int64_t n_out, int64_t n_in, c
     for (int half = 0; half < 2; half++) {
         int64_t  o = tile * kTileRows + lane / 4 + 8 * half;
         uint32_t b = o < n_out ? scales[o * per_row + k] : 0;
-        to[half] = (uint8_t)(type == NIB_WEIGHT_NVFP4 || o >= n_out ? b : relative_scale(b, *most));
+        to[half] = (uint8_t)(type == NIB_WEIGHT_NVFP4 || o >= n_out ? b : relative_scale(b, most));
     }
 }
 
-static __global__ void pack_scales8(const uint8_t *scales, const int32_t *most, uint8_t *out, int64_t n)
+static __global__ void pack_scales8(const uint8_t *scales, int32_t most, uint8_t *out, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
-        out[i] = (uint8_t)relative_scale(scales[i], *most);
+        out[i] = (uint8_t)relative_scale(scales[i], most);
 }
 
 static unsigned blocks_for(int64_t n)
@@ -160,26 +150,19 @@ static unsigned blocks_for(int64_t n)
 bool nib_cuda_runs_here(void)
 {
     struct cudaFuncAttributes a;
-    bool                      ok = cudaFuncGetAttributes(&a, set_alpha) == cudaSuccess;
+    bool                      ok = cudaFuncGetAttributes(&a, pack_codes) == cudaSuccess;
     (void)cudaGetLastError();
     return ok;
 }
 
 cudaError_t nib_cuda_pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
-                          const uint8_t *scales, float multiplier, int32_t *most)
+                          const uint8_t *scales, int32_t most)
 {
     struct nib_weight_desc d = {(enum nib_weight_type)m->type, NIB_ACT_PLAIN, 1, m->n_out, m->n_in, NULL};
     size_t                 n_codes, n_scales, stored_scales, stored = stored_bytes(&d, &stored_scales);
     uint8_t               *to = (uint8_t *)m->codes + i * m->codes_stride, *to_scales = (uint8_t *)m->scales + i * m->scales_stride;
-    enum nib_cuda_layout   layout = nib_cuda_layout_of(&d, &n_codes, &n_scales);
-    bool                   exponents = m->type == NIB_WEIGHT_FP8 || m->type == NIB_WEIGHT_MXFP4;
 
-    if (exponents) {
-        cudaMemsetAsync(most, 0, sizeof *most, stream);
-        max_byte<<<64, kThreads, 0, stream>>>(scales, (int64_t)stored_scales, most);
-    }
-    set_alpha<<<1, 1, 0, stream>>>((float *)m->alpha + i, m->type, layout, multiplier, most);
-    if (layout == NIB_CUDA_STORED) {
+    if (nib_cuda_layout_of(&d, &n_codes, &n_scales) == NIB_CUDA_STORED) {
         cudaMemcpyAsync(to, codes, stored, cudaMemcpyDeviceToDevice, stream);
         if (stored_scales)
             cudaMemcpyAsync(to_scales, scales, stored_scales, cudaMemcpyDeviceToDevice, stream);

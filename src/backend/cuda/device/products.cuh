@@ -1,8 +1,10 @@
-/* The core of every product with packed tiles: one warp, 16 outputs, a range of 64-column blocks, NT * 8 rows.
+/* The core of every product with packed tiles: a warp takes 16 outputs and a span of 64-column blocks, for NT * 8 rows.
  *
  * Weights go from memory to registers 4 x 16 bytes a lane at a time, the next step's loads in flight while this one is
- * decoded and multiplied. Rows are read through L1 as bf16 parts; every part multiplies the same operand, so weights are
- * decoded once. The order of sums is fixed by the range alone: rows do not see each other. */
+ * decoded and multiplied. The rows of all warps of a block come through shared memory, 512 columns at a time, the next piece
+ * on its way meanwhile (read straight from the L2, their latency stood before every product). A row may be several bf16
+ * parts; every part multiplies the same operand, so weights are decoded once. The order of sums is fixed by the span alone:
+ * rows do not see each other. */
 #ifndef NIB_CUDA_PRODUCTS_CUH
 #define NIB_CUDA_PRODUCTS_CUH
 
@@ -16,46 +18,53 @@ template <int type> struct nib_tile_step {
     uint32_t             scale[2]; /* 4 bits: two bytes a block; FP8: one byte a block in [0] */
 };
 
-/* A warp's tile of a matrix. */
+/* A warp's tile of a matrix, as its lane sees it. */
 struct nib_tile {
-    const uint8_t *codes;  /* of the tile, at the lane */
-    const uint8_t *scales; /* of the matrix */
-    int64_t        tile, n_blocks;
-    int            lane;
+    const uint8_t *codes;  /* of block 0 */
+    const uint8_t *scales; /* of the tile (4 bits), of its row of 128 x 128 blocks (FP8) */
+    int32_t        n_blocks, lane;
 };
 
 NIB_DEVICE struct nib_tile nib_tile_of(const struct nib_cuda_matrix &m, int32_t stack, int64_t tile, int lane)
 {
-    struct nib_tile t = {m.codes + stack * m.codes_stride, m.scales + stack * m.scales_stride, tile, nib_blocks_of(m.n_in), lane};
-    t.codes += (tile * t.n_blocks * nib_chunks_of(m.type) * 32 + lane) * 16;
+    int64_t         n_blocks = nib_blocks_of(m.n_in);
+    struct nib_tile t = {m.codes + stack * m.codes_stride, m.scales + stack * m.scales_stride, (int32_t)n_blocks, lane};
+    t.codes += (tile * n_blocks * nib_chunks_of(m.type) * 32 + lane) * 16;
+    t.scales += m.type == NIB_WEIGHT_FP8 ? tile * kTileRows / 128 * ((n_blocks + 1) / 2)
+                                         : tile * n_blocks * (m.type == NIB_WEIGHT_NVFP4 ? 64 : 32);
     return t;
 }
 
 /* Blocks block .. block + kBlocks - 1, zeros from end on; block is a multiple of kBlocks. */
-template <int type> NIB_DEVICE void nib_tile_step_load(const struct nib_tile &t, int64_t block, int64_t end, struct nib_tile_step<type> &s)
+template <int type> NIB_DEVICE void nib_tile_step_load(const struct nib_tile &t, int32_t block, int32_t end, struct nib_tile_step<type> &s)
 {
-    constexpr int chunks = nib_tile_step<type>::kChunks;
+    constexpr int  chunks = nib_tile_step<type>::kChunks;
+    const uint8_t *codes = t.codes + (int64_t)block * (chunks * 512);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        s.w[i] = block + i / chunks < end ? nib_load_stream(t.codes + (block * chunks + i) * 512) : make_uint4(0, 0, 0, 0);
+        s.w[i] = block + i / chunks < end ? nib_load_stream(codes + i * 512) : make_uint4(0, 0, 0, 0);
     s.scale[0] = s.scale[1] = 0;
+    if (block >= end)
+        return;
     if (type == NIB_WEIGHT_NVFP4 || type == NIB_WEIGHT_MXFP4) {
-        if (block + 4 <= end && block / 4 < t.n_blocks / 4) {
-            uint2 v = __ldg((const uint2 *)(t.scales + nib_scale_offset(type, t.n_blocks, t.tile, block, t.lane)));
+        constexpr int  per_block = type == NIB_WEIGHT_NVFP4 ? 64 : 32;
+        int            at = type == NIB_WEIGHT_NVFP4 ? t.lane : t.lane / 2;
+        const uint8_t *scales = t.scales + (int64_t)block * per_block;
+        if (block + 4 <= t.n_blocks) {
+            uint2 v = __ldg((const uint2 *)(scales + at * 8));
             s.scale[0] = v.x;
             s.scale[1] = v.y;
         } else {
-            for (int i = 0; i < 4; i++) {
-                if (block + i < end)
-                    s.scale[i / 2] |= (uint32_t)*(const uint16_t *)(t.scales + nib_scale_offset(type, t.n_blocks, t.tile,
-                                                                                                block + i, t.lane))
-                                      << (i % 2 * 16);
-            }
+            /* A last group of fewer blocks. */
+            const uint16_t *pair = (const uint16_t *)(scales + at * 2);
+            s.scale[0] = pair[0];
+            if (block + 1 < end)
+                s.scale[0] |= (uint32_t)pair[per_block / 2] << 16;
+            if (block + 2 < end)
+                s.scale[1] = pair[per_block];
         }
     } else if (type == NIB_WEIGHT_FP8) {
-        int64_t per_row = (t.n_blocks + 1) / 2;
-        if (block < end)
-            s.scale[0] = t.scales[t.tile * kTileRows / 128 * per_row + block / 2]; /* both blocks lie in one of 128 columns */
+        s.scale[0] = __ldg(t.scales + block / 2); /* both blocks lie in one of 128 columns */
     }
 }
 
@@ -90,15 +99,113 @@ template <int type> NIB_DEVICE struct nib_tile_scales nib_tile_step_scales(const
     return none;
 }
 
-/* The lane's rows: x[nt] points at row nt * 8 + g of the first part, columns 16l on; NULL where there is none. */
-template <int NT> struct nib_lane_rows {
-    const uint16_t *x[NT];
-    int64_t         part_stride;
-    int32_t         n_parts;
+/* ---- Rows in shared memory ---- */
+
+constexpr int kWarps = 4, kThreads = 32 * kWarps; /* of a block: small blocks, so that a matrix makes many */
+constexpr int kPieceBlocks = 8, kPieceCols = kPieceBlocks * kBlockCols;
+constexpr int kRowHalves = kPieceCols + 8; /* 16 bytes of padding put the 8 lanes of an access on different banks */
+
+/* What a warp multiplies: rows by pointer, and its span of columns. Warps with the same span load its rows together. */
+struct nib_row_source {
+    const uint16_t *const *row; /* [count] first part of each, in shared memory */
+    int64_t                part_stride;
+    int32_t                count, n_parts;
+    int32_t                begin, end, n_pieces; /* blocks of the span; pieces of the longest one */
+    int32_t                sharer, n_sharers;
+    uint16_t              *buffer;               /* of this span: [2][n_parts][count][kRowHalves] */
 };
 
+/* Span `split` of n_splits: whole groups of 4 blocks, so that scale groups stay together. */
+NIB_DEVICE struct nib_row_source nib_row_source_of(const uint16_t *const *row, const struct nib_cuda_rows &x, int32_t count, int32_t n_in,
+                                                   int split, int n_splits, int sharer, uint8_t *memory)
+{
+    struct nib_row_source s = {row, x.part_stride, count, x.n_parts, 0, 0, 0, sharer, kWarps / n_splits, (uint16_t *)memory};
+    int32_t n_blocks = (n_in + kBlockCols - 1) / kBlockCols, groups = (n_blocks + 3) / 4;
+    s.begin = min(groups * split / n_splits * 4, n_blocks);
+    s.end = min(groups * (split + 1) / n_splits * 4, n_blocks);
+    s.n_pieces = ((groups + n_splits - 1) / n_splits * 4 + kPieceBlocks - 1) / kPieceBlocks;
+    s.buffer += 2 * split * x.n_parts * count * kRowHalves;
+    return s;
+}
+
+NIB_DEVICE void nib_copy_async(void *to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from));
+}
+
+NIB_DEVICE void nib_copies_commit(void)
+{
+    asm volatile("cp.async.commit_group;");
+}
+
+NIB_DEVICE void nib_copies_wait(void)
+{
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
+/* One piece of the span on its way to its half of the buffer: a sharer takes every n_sharers-th row. */
+NIB_DEVICE void nib_piece_start(const struct nib_row_source &x, int32_t piece, int lane)
+{
+    uint16_t *to = x.buffer + (piece % 2) * x.n_parts * x.count * kRowHalves + lane * 8;
+    int32_t   block = x.begin + piece * kPieceBlocks + lane / 8, col = block * kBlockCols + lane % 8 * 8;
+#pragma unroll 1
+    for (int32_t i = x.sharer; i < x.n_parts * x.count; i += x.n_sharers) {
+        int32_t         part = x.n_parts == 1 ? 0 : i / x.count, r = i - part * x.count;
+        const uint16_t *from = x.row[r] + part * x.part_stride + col;
+        if (block < x.end)
+            nib_copy_async(to + i * kRowHalves, from);
+        if (block + 4 < x.end)
+            nib_copy_async(to + i * kRowHalves + 256, from + 256);
+    }
+    nib_copies_commit();
+}
+
+static inline size_t nib_rows_bytes(int n_splits, int n_parts, int count)
+{
+    return (size_t)2 * n_splits * n_parts * count * kRowHalves * sizeof(uint16_t);
+}
+
+/* Weights that a warp will want in a few steps, from memory into the L2: one instruction for all of a step, no registers.
+ * Without it the loads in flight fit the latency of the L2, not that of memory. */
+constexpr int kPrefetchSteps = 4;
+
+NIB_DEVICE void nib_prefetch(const void *p, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes));
+}
+
+template <int type> NIB_DEVICE void nib_steps_prefetch(const struct nib_tile &t, int32_t block, int32_t end, int steps)
+{
+    constexpr int chunks = nib_tile_step<type>::kChunks, scales = type == NIB_WEIGHT_NVFP4 ? 64 : type == NIB_WEIGHT_MXFP4 ? 32 : 0;
+    int32_t       n = min(steps * nib_tile_step<type>::kBlocks, end - block);
+    if (t.lane != 0 || n <= 0)
+        return;
+    nib_prefetch(t.codes + (int64_t)block * (chunks * 512), (uint32_t)(n * chunks * 512));
+    if (scales)
+        nib_prefetch(t.scales + (int64_t)block * scales, (uint32_t)(n * scales));
+}
+
+/* ---- Products ---- */
+
+/* row[nt]: where row nt * 8 + g of the part stands, in halves from `at`; rows that are not there read another's place, and
+ * their sums are never looked at. */
+template <int NT> NIB_DEVICE void nib_part_multiply(const uint32_t a[4][4], const uint16_t *at, const int32_t row[NT], float sum[NT][4])
+{
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+        const uint4 *x = (const uint4 *)(at + row[nt]);
+        uint4        low = x[0], high = x[1];
+        nib_mma_bf16(sum[nt], a[0], low.x, low.y);
+        nib_mma_bf16(sum[nt], a[1], low.z, low.w);
+        nib_mma_bf16(sum[nt], a[2], high.x, high.y);
+        nib_mma_bf16(sum[nt], a[3], high.z, high.w);
+    }
+}
+
+/* Block i of a step against the rows of a piece; at: the lane's columns of the block in the first part. */
 template <int type, int NT, int i>
-NIB_DEVICE void nib_block_multiply(const struct nib_tile_step<type> &s, const struct nib_lane_rows<NT> &rows, int64_t block, float acc[NT][4])
+NIB_DEVICE void nib_block_multiply(const struct nib_tile_step<type> &s, const uint16_t *at, const int32_t row[NT], int32_t n_parts,
+                                   int32_t part_halves, float acc[NT][4])
 {
     struct nib_tile_scales scale = nib_tile_step_scales<type>(s, i);
     uint32_t               a[4][4];
@@ -106,71 +213,75 @@ NIB_DEVICE void nib_block_multiply(const struct nib_tile_step<type> &s, const st
     nib_tile_step_operand<type, i, 1>(s, scale, a[1]);
     nib_tile_step_operand<type, i, 2>(s, scale, a[2]);
     nib_tile_step_operand<type, i, 3>(s, scale, a[3]);
-    for (int32_t part = 0; part < rows.n_parts; part++) {
+    /* A tensor core cuts what it adds to its accumulator; a sum of one block, smallest parts first, loses little, and the
+     * blocks' sums are added with rounding. */
+    float sum[NT][4] = {};
+#pragma unroll 1
+    for (int32_t part = n_parts - 1; part > 0; part--)
+        nib_part_multiply<NT>(a, at + part * part_halves, row, sum);
+    nib_part_multiply<NT>(a, at, row, sum);
 #pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            uint4 b0 = make_uint4(0, 0, 0, 0), b1 = b0;
-            if (rows.x[nt]) {
-                const uint4 *x = (const uint4 *)(rows.x[nt] + part * rows.part_stride + block * kBlockCols);
-                b0 = __ldg(x);
-                b1 = __ldg(x + 1);
-            }
-            nib_mma_bf16(acc[nt], a[0], b0.x, b0.y);
-            nib_mma_bf16(acc[nt], a[1], b0.z, b0.w);
-            nib_mma_bf16(acc[nt], a[2], b1.x, b1.y);
-            nib_mma_bf16(acc[nt], a[3], b1.z, b1.w);
+    for (int nt = 0; nt < NT; nt++)
+        for (int c = 0; c < 4; c++)
+            acc[nt][c] += sum[nt][c];
+}
+
+/* acc += tile . rows over the warp's span; none: it has no tile but loads rows with the others. All warps of a block come here
+ * together, once their rows' pointers are visible to all. */
+template <int type, int NT>
+NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_row_source &x, bool none, float acc[NT][4])
+{
+    constexpr int              n = nib_tile_step<type>::kBlocks;
+    struct nib_tile_step<type> now, next;
+    int32_t begin = x.begin, end = none ? begin : x.end, row[NT], part_halves = x.count * kRowHalves;
+    nib_steps_prefetch<type>(t, begin, end, kPrefetchSteps);
+    nib_tile_step_load<type>(t, begin, end, now);
+    nib_piece_start(x, 0, t.lane);
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+        row[nt] = min(nt * 8 + t.lane / 4, x.count - 1) * kRowHalves;
+    for (int32_t piece = 0; piece < x.n_pieces; piece++) {
+        nib_copies_wait();
+        /* This piece is there, and nobody reads the one before it any more. */
+        if (x.n_sharers > 1)
+            __syncthreads();
+        else
+            __syncwarp();
+        if (piece + 1 < x.n_pieces)
+            nib_piece_start(x, piece + 1, t.lane);
+        const uint16_t *at = x.buffer + (piece % 2) * x.n_parts * part_halves + t.lane % 4 * 16;
+        int32_t from = begin + piece * kPieceBlocks, to = min(from + kPieceBlocks, end);
+#pragma unroll 1
+        for (int32_t block = from; block < to; block += n, at += n * kBlockCols) {
+            nib_steps_prefetch<type>(t, block + kPrefetchSteps * n, end, 1);
+            nib_tile_step_load<type>(t, block + n, end, next);
+            nib_block_multiply<type, NT, 0>(now, at, row, x.n_parts, part_halves, acc);
+            if (n > 1 && block + 1 < to)
+                nib_block_multiply<type, NT, 1 % n>(now, at + kBlockCols, row, x.n_parts, part_halves, acc);
+            if (n > 2 && block + 2 < to)
+                nib_block_multiply<type, NT, 2 % n>(now, at + 2 * kBlockCols, row, x.n_parts, part_halves, acc);
+            if (n > 2 && block + 3 < to)
+                nib_block_multiply<type, NT, 3 % n>(now, at + 3 * kBlockCols, row, x.n_parts, part_halves, acc);
+            now = next;
         }
     }
 }
 
-/* acc += tile . rows over blocks [begin, end); begin is a multiple of 4. */
-template <int type, int NT>
-NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_lane_rows<NT> &rows, int64_t begin, int64_t end,
-                                  float acc[NT][4])
-{
-    constexpr int         n = nib_tile_step<type>::kBlocks;
-    struct nib_tile_step<type> now, next;
-    nib_tile_step_load<type>(t, begin, end, now);
-    for (int64_t block = begin; block < end; block += n) {
-        nib_tile_step_load<type>(t, block + n, end, next);
-        nib_block_multiply<type, NT, 0>(now, rows, block, acc);
-        if (n > 1 && block + 1 < end)
-            nib_block_multiply<type, NT, 1 % n>(now, rows, block + 1, acc);
-        if (n > 2 && block + 2 < end)
-            nib_block_multiply<type, NT, 2 % n>(now, rows, block + 2, acc);
-        if (n > 2 && block + 3 < end)
-            nib_block_multiply<type, NT, 3 % n>(now, rows, block + 3, acc);
-        now = next;
-    }
-}
-
 template <int NT>
-NIB_DEVICE void nib_tile_multiply_any(int32_t type, const struct nib_tile &t, const struct nib_lane_rows<NT> &rows, int64_t begin,
-                                      int64_t end, float acc[NT][4])
+NIB_DEVICE void nib_tile_multiply_any(int32_t type, const struct nib_tile &t, const struct nib_row_source &x, bool none, float acc[NT][4])
 {
     switch (type) {
-    case NIB_WEIGHT_NVFP4: nib_tile_multiply<NIB_WEIGHT_NVFP4, NT>(t, rows, begin, end, acc); break;
-    case NIB_WEIGHT_MXFP4: nib_tile_multiply<NIB_WEIGHT_MXFP4, NT>(t, rows, begin, end, acc); break;
-    case NIB_WEIGHT_FP8: nib_tile_multiply<NIB_WEIGHT_FP8, NT>(t, rows, begin, end, acc); break;
-    default: nib_tile_multiply<NIB_WEIGHT_BF16, NT>(t, rows, begin, end, acc); break;
+    case NIB_WEIGHT_NVFP4: nib_tile_multiply<NIB_WEIGHT_NVFP4, NT>(t, x, none, acc); break;
+    case NIB_WEIGHT_MXFP4: nib_tile_multiply<NIB_WEIGHT_MXFP4, NT>(t, x, none, acc); break;
+    case NIB_WEIGHT_FP8: nib_tile_multiply<NIB_WEIGHT_FP8, NT>(t, x, none, acc); break;
+    default: nib_tile_multiply<NIB_WEIGHT_BF16, NT>(t, x, none, acc); break;
     }
 }
 
-/* ---- How a block's warps share a tile ---- */
-
-constexpr int kProductWarps = 8;
-
-/* Warps that split a tile's columns between them: a function of the shape alone. */
-static __host__ __device__ inline int nib_splits_of(int32_t n_in)
+/* A finished sum of row r, brought back from the row's power of two. */
+NIB_DEVICE float nib_row_scaled(float v, const struct nib_cuda_rows &x, int64_t r)
 {
-    int32_t blocks = (n_in + kBlockCols - 1) / kBlockCols;
-    return blocks >= 32 ? 8 : blocks >= 16 ? 4 : blocks >= 8 ? 2 : 1;
-}
-
-/* Blocks of each of n splits: multiples of 4, so that scale groups stay whole. */
-NIB_DEVICE int64_t nib_split_blocks(int64_t n_blocks, int n)
-{
-    return ((n_blocks + n - 1) / n + 3) / 4 * 4;
+    return x.exponent ? scalbnf(v, x.exponent[r]) : v;
 }
 
 /* A lane's sums of a tile to shared memory [16][NT * 8]. */

@@ -29,6 +29,26 @@ NIB_DEVICE void nib_mat_load_block(const struct nib_mat &m, int64_t row, int32_t
     __syncthreads();
 }
 
+/* ---- Parts ---- */
+
+/* The power of two that brings a row's largest magnitude near 1, so that neither its products nor its small parts leave the
+ * range of a number; 0 where nothing finite is to be brought. */
+NIB_DEVICE int32_t nib_exponent_of(uint32_t amax_bits)
+{
+    return amax_bits == 0 || amax_bits >= 0x7f800000u ? 0 : ilogbf(__uint_as_float(amax_bits));
+}
+
+/* v as n_parts bf16 numbers whose sum it is, `stride` apart. All but the last are cut, not rounded: what is left over is then
+ * exact, and never of the other sign. */
+NIB_DEVICE void nib_parts_put(float v, int n_parts, uint16_t *part, int64_t stride)
+{
+    for (int p = 0; p < n_parts; p++) {
+        uint16_t h = p + 1 < n_parts ? (uint16_t)(__float_as_uint(v) >> 16) : nib_bf16_code(v);
+        part[p * stride] = h;
+        v -= nib_bf16_value(h);
+    }
+}
+
 /* ---- Norm ---- */
 
 /* x = (x * r) * weight, r = fp32(1 / sqrt(mean + eps)). */

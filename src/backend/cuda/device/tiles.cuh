@@ -20,6 +20,11 @@ constexpr int kTileRows = 16, kBlockCols = 64;
 constexpr int kNvfp4Shift = 9;   /* operand = value * scale * 2^-9 */
 constexpr int kScaleBytes = 254; /* the largest UE8M0 byte of a matrix is stored as this */
 
+NIB_DEVICE float nib_alpha_of(const struct nib_cuda_matrix &m, int32_t stack)
+{
+    return m.alpha ? m.alpha[stack] : m.alpha0;
+}
+
 NIB_DEVICE int64_t nib_blocks_of(int32_t n_in)
 {
     return (n_in + kBlockCols - 1) / kBlockCols;
