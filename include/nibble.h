@@ -262,6 +262,12 @@ enum nib_status nib_utf8_stream_end(struct nib_utf8_stream *s, struct nib_text *
 enum nib_chat_profile { NIB_CHAT_AUTO, NIB_CHAT_GA, NIB_CHAT_PREVIEW };
 enum nib_effort { NIB_EFFORT_NONE, NIB_EFFORT_LOW, NIB_EFFORT_HIGH, NIB_EFFORT_MAX };
 
+/* A call as it stands in a conversation; texts are not NUL-terminated. */
+struct nib_past_call {
+    const char *id, *name, *arguments;
+    size_t      n_id, n_name, n_arguments;
+};
+
 struct nib_chat_options {
     enum nib_chat_profile profile;    /* not AUTO here: see nib_chat_profile_detect */
     bool                  thinking;
@@ -270,6 +276,10 @@ struct nib_chat_options {
     bool                  add_bos;    /* true */
     bool                  add_generation_prompt; /* false = exactly the reference; true: an assistant turn is opened
                                                     where the reference leaves none */
+    /* Asked for every turn with calls, all of which have string ids: the text the model itself wrote for exactly these calls, of *n bytes,
+     * markers counting, to be read again as it was; NULL: it is rendered anew. Valid until the next question. May be NULL. */
+    const char *(*replay)(void *user, const struct nib_past_call *call, size_t n_calls, size_t *n);
+    void *replay_user;
 };
 void nib_chat_options_init(struct nib_chat_options *o);
 
@@ -345,6 +355,10 @@ bool nib_chat_parser_in_calls(const struct nib_chat_parser *p);
 
 /* Everything, after the end; valid until close. */
 const struct nib_reply *nib_chat_parser_reply(const struct nib_chat_parser *p);
+
+/* Append the text of the block of calls as it was written, from the blank line or marker that opens it to the one that closes it.
+ * NIB_E_STATE if there is no closed block. */
+enum nib_status nib_chat_parser_block(const struct nib_chat_parser *p, struct nib_text *out);
 
 /* A whole text at once. */
 enum nib_status nib_chat_parse(const struct nib_chat_parser_options *o, const char *text, size_t n, enum nib_chat_end end,

@@ -218,9 +218,15 @@ static int run(const struct serve_command *c)
         (void)setrlimit(RLIMIT_NOFILE, &files);
     }
     metrics_init(&serve.metrics);
+    serve.replay = malloc(sizeof *serve.replay);
+    if (!serve.replay)
+        return cli_fail_memory();
+    replay_init(serve.replay);
     int code = prepare(&s, c, &serve, name, sizeof name);
     if (code == CLI_OK)
         code = serve_until_signal(&s, c, &serve, &signals);
+    replay_deinit(serve.replay);
+    free(serve.replay);
     for (size_t i = 0; i < serve.n_keys; i++)
         free(serve.keys[i]);
     free(serve.keys);

@@ -15,6 +15,7 @@
 #include "serve_buffer.h"
 #include "serve_fields.h"
 #include "serve_metrics.h"
+#include "serve_replay.h"
 
 struct serve_settings {
     const char *host, *api_key, *api_key_file, *served_name, *cors;
@@ -35,6 +36,7 @@ struct serve {
     size_t                        n_keys;
     atomic_bool                   ready, draining;
     struct metrics                metrics;
+    struct replay                *replay;
     struct MHD_Daemon            *daemon;
     pthread_t                     watch;
     atomic_bool                   watch_ends;

@@ -141,6 +141,19 @@ static bool encode(struct exchange *x, const struct nib_chat_options *o, const c
     return false;
 }
 
+struct replay_user {
+    struct replay *replay;
+    char          *text; /* the last answer, owned */
+};
+
+static const char *find_block(void *user, const struct nib_past_call *call, size_t n_calls, size_t *n)
+{
+    struct replay_user *u = user;
+    free(u->text);
+    u->text = replay_find(u->replay, call, n_calls, n);
+    return u->text;
+}
+
 bool serve_encode_chat(struct exchange *x, const json_t *body, struct chat_prompt *out)
 {
     struct nib_chat_options o;
@@ -153,6 +166,9 @@ bool serve_encode_chat(struct exchange *x, const json_t *body, struct chat_promp
     nib_chat_options_init(&o);
     o.profile = x->serve->profile;
     o.add_generation_prompt = true;
+    struct replay_user user = {x->serve->replay, NULL};
+    o.replay = find_block;
+    o.replay_user = &user;
     if (failed) {
         (void)api_fail(&x->error, NULL, "internal_error", "memory is used up");
         x->error.status = 500;
@@ -165,6 +181,7 @@ bool serve_encode_chat(struct exchange *x, const json_t *body, struct chat_promp
              encode(x, &o, messages, tools, &out->ids);
         out->thinking = o.thinking && !out->has_prefix;
     }
+    free(user.text);
     free(messages);
     free(tools);
     return ok;

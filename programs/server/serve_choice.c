@@ -238,6 +238,50 @@ static bool is_stop_id(const struct choice *c, int32_t id)
     return false;
 }
 
+static void keep_id(struct choice *c, int32_t id)
+{
+    if (c->n_ids == c->ids_capacity) {
+        const size_t capacity = c->ids_capacity ? 2 * c->ids_capacity : 256;
+        int32_t     *ids = realloc(c->ids, capacity * sizeof *ids);
+        if (!ids)
+            return; /* then the block's ids will not match, and it is not kept */
+        c->ids = ids;
+        c->ids_capacity = capacity;
+    }
+    c->ids[c->n_ids++] = id;
+}
+
+/* Whether the last ids are what this text encodes to. Only such a block may be replayed as text: anything else would be read as other tokens than
+ * were written, control tokens even, where the model spelled one in letters. */
+static bool ends_in(const struct choice *c, const char *text, size_t n)
+{
+    struct nib_ids ids = {0};
+    const struct nib_tokenizer *t = c->generation->exchange->serve->tokenizer;
+    const bool ok = nib_tokenizer_encode(t, text, n, NULL, 0, &ids, NULL) == NIB_OK && ids.n <= c->n_ids &&
+                    memcmp(ids.id, c->ids + c->n_ids - ids.n, ids.n * sizeof *ids.id) == 0;
+    nib_ids_free(&ids);
+    return ok;
+}
+
+static void keep_block(struct choice *c)
+{
+    const struct nib_reply *reply = nib_chat_parser_reply(c->parser);
+    struct nib_text         block = {0};
+    const char             *id[REPLAY_CALLS_MAX];
+
+    if (reply->n_calls == 0 || reply->n_calls > REPLAY_CALLS_MAX || reply->n_calls != c->n_calls ||
+        nib_chat_parser_block(c->parser, &block) != NIB_OK) {
+        nib_text_free(&block);
+        return;
+    }
+    for (int32_t i = 0; i < c->n_calls; i++)
+        id[i] = c->calls[i].id;
+    const size_t n_blank = strspn(block.data, "\n"); /* may be part of the token before */
+    if (ends_in(c, block.data + n_blank, block.n - n_blank))
+        replay_keep(c->generation->exchange->serve->replay, reply, id, block.data, block.n);
+    nib_text_free(&block);
+}
+
 bool choice_token(struct choice *c, const struct nib_drawn_token *t)
 {
     const struct serve *s = c->generation->exchange->serve;
@@ -250,8 +294,11 @@ bool choice_token(struct choice *c, const struct nib_drawn_token *t)
         c->n_reasoning++;
     if (c->generation->args.want_logprobs)
         keep_logprob(c, t);
-    if (bytes && !special && !is_stop_id(c, t->id))
+    if (bytes && !special && !is_stop_id(c, t->id)) {
+        if (c->generation->args.tools)
+            keep_id(c, t->id);
         push_text(c, bytes, n);
+    }
     return !c->stopped && !c->content.failed && !c->calls_ended_turn && !(c->parser && nib_chat_parser_done(c->parser));
 }
 
@@ -339,6 +386,8 @@ void choice_end(struct choice *c, const struct nib_request_result *r)
     c->finish = by_length ? NIB_CHAT_FINISH_LENGTH : NIB_CHAT_FINISH_STOP;
     if (c->parser && !c->content.failed && !c->stopped)
         c->finish = nib_chat_parser_reply(c->parser)->finish;
+    if (c->finish == NIB_CHAT_FINISH_TOOL_CALLS)
+        keep_block(c);
     metrics_end(&g->exchange->serve->metrics, outcome_of(c), r);
     if (!g->args.streams || r->status != NIB_OK)
         return;
@@ -405,6 +454,7 @@ void choice_free(struct choice *c)
         buffer_free(&c->calls[i].arguments);
     }
     free(c->calls);
+    free(c->ids);
     buffer_free(&c->content);
     buffer_free(&c->reasoning);
     buffer_free(&c->held);

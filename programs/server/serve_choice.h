@@ -20,6 +20,8 @@ struct choice {
     int32_t                   n_calls;
     json_t                   *logprobs;      /* array of all tokens' entries */
     size_t                    n_logprobs_sent;
+    int32_t                  *ids; /* [n_ids] drawn, stop ids left out; only where there are tools */
+    size_t                    n_ids, ids_capacity;
     int32_t                   n_tokens, n_reasoning;
     bool                      said_first, stopped, ended, calls_ended_turn;
     size_t                    n_forced_done; /* tokens of a forced call so far */

@@ -264,14 +264,24 @@ static enum nib_status flush_text(struct nib_chat_parser *p, enum nib_chat_end e
     return flush_lead(p);
 }
 
+static enum nib_status append_block(const struct nib_chat_parser *p, struct nib_text *out)
+{
+    const struct nib_marker *open = &markers[p->open_marker];
+    NIB_TRY(nib_text_append(out, open->text, open->n));
+    return nib_text_append(out, p->block.text.data, p->block.text.n);
+}
+
+enum nib_status nib_chat_parser_block(const struct nib_chat_parser *p, struct nib_text *out)
+{
+    return p->block.closed ? append_block(p, out) : NIB_E_STATE;
+}
+
 /* A block without a call that counts is kept as content, so that nothing is lost; not in a stream that announced
  * one. */
 static enum nib_status keep_block_text(struct nib_chat_parser *p)
 {
-    const struct nib_marker *open = &markers[p->open_marker];
     const size_t from = p->message.content.n;
-    NIB_TRY(nib_text_append(&p->message.content, open->text, open->n));
-    NIB_TRY(nib_text_append(&p->message.content, p->block.text.data, p->block.text.n));
+    NIB_TRY(append_block(p, &p->message.content));
     if (p->block.n_begun == 0)
         nib_chat_emit(&p->options, NIB_CHAT_CONTENT, -1, p->message.content.data + from, p->message.content.n - from);
     return NIB_OK;

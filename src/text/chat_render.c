@@ -165,11 +165,11 @@ static enum nib_status put_user(struct scene *s, const struct nib_chat_message *
 static enum nib_status put_parameter(struct scene *s, const char *key, size_t n_key, const struct nib_tree *v,
                                      const char *what)
 {
-    bool is_string = v->type == NIB_TREE_STRING;
+    bool quoted = v->type == NIB_TREE_STRING;
     NIB_TRY(nib_chat_put(s->out, "<" NIB_MARK_DSML "parameter name=\""));
     NIB_TRY(put_content(s->out, key, n_key));
-    NIB_TRY(nib_chat_put(s->out, is_string ? "\" string=\"true\">" : "\" string=\"false\">"));
-    NIB_TRY(is_string ? put_content(s->out, v->as.text, v->n) : put_json(s, v, what));
+    NIB_TRY(nib_chat_put(s->out, quoted ? "\" string=\"true\">" : "\" string=\"false\">"));
+    NIB_TRY(quoted ? put_content(s->out, v->as.text, v->n) : put_json(s, v, what));
     return nib_chat_put(s->out, "</" NIB_MARK_DSML "parameter>");
 }
 
@@ -194,12 +194,43 @@ static enum nib_status put_arguments(struct scene *s, const struct nib_tree *v, 
     return NIB_OK;
 }
 
+static bool is_string(const struct nib_tree *v)
+{
+    return v && v->type == NIB_TREE_STRING;
+}
+
+/* The block of these calls as the model wrote it, where the caller still has it: what it reads then is what it wrote. NULL without. */
+static enum nib_status find_replay(struct scene *s, const struct nib_chat_message *m, const char **text, size_t *n)
+{
+    *text = NULL;
+    if (!s->o->replay || m->tool_calls->n == 0)
+        return NIB_OK;
+    struct nib_past_call *call = nib_arena_array(s->arena, m->tool_calls->n, sizeof *call);
+    if (!call)
+        return NIB_E_MEMORY;
+    for (size_t i = 0; i < m->tool_calls->n; i++) {
+        const struct nib_tree *v = &m->tool_calls->as.item[i], *function = nib_tree_get(v, "function");
+        const struct nib_tree *id = nib_tree_get(v, "id"), *name = nib_tree_get(function, "name");
+        const struct nib_tree *arguments = nib_tree_get(function, "arguments");
+        if (!is_string(id) || !is_string(name) || !is_string(arguments))
+            return NIB_OK;
+        call[i] = (struct nib_past_call){id->as.text, name->as.text, arguments->as.text, id->n, name->n, arguments->n};
+    }
+    *text = s->o->replay(s->o->replay_user, call, m->tool_calls->n, n);
+    return NIB_OK;
+}
+
 static enum nib_status put_calls(struct scene *s, const struct nib_chat_message *m)
 {
+    const char *text;
+    size_t n;
     if (!nib_chat_is_true(m->tool_calls))
         return NIB_OK;
     if (m->tool_calls->type != NIB_TREE_ARRAY)
         return nib_chat_bad_value(m, "tool_calls", m->tool_calls, "an array of calls", s->err);
+    NIB_TRY(find_replay(s, m, &text, &n));
+    if (text)
+        return nib_text_append(&s->out->text, text, n);
     NIB_TRY(nib_chat_put(s->out, "\n\n<" NIB_MARK_DSML "tool_calls>\n"));
     for (size_t i = 0; i < m->tool_calls->n; i++) {
         const struct nib_tree *function = nib_tree_get(&m->tool_calls->as.item[i], "function");

@@ -160,6 +160,39 @@ static void test_tools(void **state)
     json_decref(v);
 }
 
+/* A call that comes back in history is read as it was written: its conversation goes on where it stood, to the last token. An edited one is
+ * read anew. B101. */
+static void test_replay(void **state)
+{
+    (void)state;
+    static const char start[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"What is the weather in Rome?\"}";
+    static const char end[] = "],\"temperature\":0,\"reasoning_effort\":\"low\"," TOOLS;
+    char body[4096];
+    (void)snprintf(body, sizeof body, "%s%s}", start, end);
+    json_t *v = rig_post(&g, CHAT, body, 200), *call = at(v, "choices.0.message.tool_calls.0");
+    assert_string_equal(text_at(call, "function.name"), "get_weather");
+    assert_string_equal(text_at(call, "function.arguments"), "{\"city\": \"Rome\"}");
+    const json_int_t n_first = json_integer_value(at(v, "usage.prompt_tokens")), n_out = json_integer_value(at(v, "usage.completion_tokens"));
+    json_t *reasoning = at(v, "choices.0.message.reasoning_content");
+    char *thought = json_dumps(reasoning, JSON_ENCODE_ANY);
+    for (int edited = 0; edited < 2; edited++) {
+        (void)snprintf(body, sizeof body,
+                       "%s,{\"role\":\"assistant\",\"content\":null,\"reasoning_content\":%s,\"tool_calls\":[{\"id\":\"%s\",\"type\":\"function\","
+                       "\"function\":{\"name\":\"get_weather\",\"arguments\":\"{\\\"city\\\": \\\"%s\\\"}\"}}]}],%s}",
+                       start, thought, text_at(call, "id"), edited ? "Oslo" : "Rome", end + 2);
+        struct reply r = rig_request(&g, "POST", "/tokenize", "", body);
+        assert_int_equal(r.status, 200);
+        json_t *tokens = json_loads(r.body, 0, NULL);
+        /* The whole conversation so far, the end token, and what opens the next turn. */
+        if (!edited)
+            assert_int_equal(json_integer_value(at(tokens, "count")), n_first + n_out + 3);
+        json_decref(tokens);
+        reply_free(&r);
+    }
+    free(thought);
+    json_decref(v);
+}
+
 /* B71: every spelling of the switch. */
 static void test_thinking_switches(void **state)
 {
@@ -573,7 +606,7 @@ static int stop(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answer),        cmocka_unit_test(test_stream_equals_whole),     cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_answer),        cmocka_unit_test(test_stream_equals_whole),     cmocka_unit_test(test_tools), cmocka_unit_test(test_replay),
         cmocka_unit_test(test_thinking_switches), cmocka_unit_test(test_logprobs),            cmocka_unit_test(test_choices),
         cmocka_unit_test(test_completions_and_tokens), cmocka_unit_test(test_cached_tokens),  cmocka_unit_test(test_wrong_values),
         cmocka_unit_test(test_odd_values),    cmocka_unit_test(test_broken_bodies),           cmocka_unit_test(test_paths),

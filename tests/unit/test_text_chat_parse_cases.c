@@ -207,6 +207,42 @@ static void test_states(void **state)
     nib_chat_parser_close(NULL);
 }
 
+static const char *replay(void *user, const struct nib_past_call *call, size_t n_calls, size_t *n)
+{
+    static const char text[] = "\n\n<｜DSML｜tool_calls>as it was";
+    *(size_t *)user = n_calls;
+    *n = sizeof text - 1;
+    return call[0].n_id == 2 && memcmp(call[0].id, "c1", 2) == 0 && call[0].n_arguments == 10 ? text : NULL;
+}
+
+/* Calls that the caller still has the text of are read again as they were written, markers counting; others are rendered anew. */
+static void test_replay(void **state)
+{
+    (void)state;
+    static const char messages[] =
+        "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"c%d\",\"type\":"
+        "\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\": 1.5}\"}}]},{\"role\":\"user\",\"content\":\"r\"}]";
+    struct nib_chat_options o;
+    size_t n_calls = 0;
+    nib_chat_options_init(&o);
+    o.profile = NIB_CHAT_GA;
+    o.replay = replay;
+    o.replay_user = &n_calls;
+    for (int i = 1; i <= 2; i++) {
+        char text[1024];
+        struct nib_prompt prompt;
+        (void)snprintf(text, sizeof text, messages, i);
+        assert_int_equal(nib_chat_encode(&o, text, NULL, NULL, &prompt, NULL), NIB_OK);
+        assert_int_equal(n_calls, 1);
+        const char *was = strstr(prompt.text.data, "\n\n<｜DSML｜tool_calls>as it was<｜end▁of▁sentence｜>");
+        assert_int_equal(was != NULL, i == 1);
+        for (size_t k = 0; was && k < prompt.n_content; k++)
+            assert_true(prompt.content[k].end <= (size_t)(was - prompt.text.data) ||
+                        prompt.content[k].start >= (size_t)(was - prompt.text.data) + 40);
+        nib_prompt_free(&prompt);
+    }
+}
+
 static void test_stop_strings(void **state)
 {
     (void)state;
@@ -232,6 +268,7 @@ int main(void)
         cmocka_unit_test(test_argument_types),     cmocka_unit_test(test_near_tags),
         cmocka_unit_test(test_broken_characters),  cmocka_unit_test(test_linear_time),
         cmocka_unit_test(test_states),             cmocka_unit_test(test_stop_strings),
+        cmocka_unit_test(test_replay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
