@@ -72,7 +72,11 @@ struct nib_options {
     enum nib_kv        kv;         /* bf16 */
     enum nib_numerics  numerics;   /* release sets act_quant fp8 and kv fp8 and refuses others */
     bool               mtp;        /* load the MTP block and keep its state; false */
+    int32_t            n_drafts;   /* most tokens that nib_generate may draft in a step, 0 to 8; above 0 sets mtp; 0 */
     uint32_t           cpu_mask;   /* CPU features that may be used; ~0 */
+    /* For finding faults; docs/tracing.md. Both make steps many times slower. */
+    const char        *trace;      /* file that gets a line of JSON for every op; NULL */
+    const char        *compare;    /* "ref": run every op there too, and fail at the first result out of bounds; NULL */
     /* Called while weights load, done of total in bytes; return false to cancel. May be NULL. */
     bool (*progress)(void *user, uint64_t done, uint64_t total);
     void *progress_user;
@@ -152,6 +156,14 @@ enum nib_status nib_seq_truncate(struct nib_seq *s, int32_t length);
  * again to restore. Counts towards n_seqs_max. */
 enum nib_status nib_seq_fork(struct nib_seq *s, struct nib_seq **out, struct nib_error *err);
 
+/* Write all that a sequence holds to a file, which appears under its name only when complete and on disk; and read it back into a new
+ * sequence, which continues bit for bit as the saved one would have (on the same backend). It can be cut back by the saving engine's
+ * n_rollback. The tokens are not in the file. Loading refuses, by name: truncated or damaged files (NIB_E_FORMAT); files of another
+ * format version, another model, or other kv, act_quant, numerics or mtp options (NIB_E_UNSUPPORTED); more tokens than the context
+ * holds (NIB_E_LIMIT). Whoever can write such a file decides what the model has seen: load only your own. docs/sessions.md. */
+enum nib_status nib_seq_save(struct nib_seq *s, const char *path, struct nib_error *err);
+enum nib_status nib_seq_load(struct nib_engine *e, const char *path, struct nib_seq **out, struct nib_error *err);
+
 /* One step's rows: each sequence's new tokens, contiguous, continuing at its present length. */
 struct nib_batch {
     int32_t                n_rows;     /* at most n_rows_max */
@@ -183,6 +195,8 @@ struct nib_sampling {
 void nib_sampling_init(struct nib_sampling *s);
 enum nib_status nib_sampling_check(const struct nib_sampling *s, struct nib_error *err);
 
+#define NIB_DRAFTS_AUTO (-1)
+
 struct nib_generate_args {
     struct nib_seq     *seq;       /* continues at its present length */
     const int32_t      *prompt;    /* [n_prompt] appended first; at least one */
@@ -191,6 +205,8 @@ struct nib_generate_args {
     const int32_t      *stop_id;   /* [n_stop] end generation; not NULL if n_stop > 0 */
     int32_t             n_stop;
     struct nib_sampling sampling;
+    int32_t             n_drafts;  /* tokens to draft in a step, at most options.n_drafts; 0: none; or NIB_DRAFTS_AUTO: as many as
+                                      pay, by the clock. Docs: docs/drafts.md */
     /* Each sampled token in order, the stopping one included; return false to stop there. */
     bool (*on_token)(void *user, int32_t token, float logprob);
     /* Prompt tokens done so far; return false to cancel. May be NULL. */
@@ -201,6 +217,8 @@ enum nib_stop_reason { NIB_STOP_ID, NIB_STOP_LENGTH, NIB_STOP_CALLBACK };
 struct nib_generate_result {
     enum nib_stop_reason reason;
     int32_t              n_prompt, n_generated;
+    int32_t              n_steps;                /* of decoding */
+    int32_t              n_drafted, n_accepted;  /* tokens */
     double               prefill_s, decode_s;
 };
 enum nib_status nib_generate(struct nib_engine *e, const struct nib_generate_args *a, struct nib_generate_result *r,

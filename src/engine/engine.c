@@ -1,5 +1,6 @@
 /* Engines and sequences: what is taken at open, and given back in reverse. */
-#include "engine/engine.h"
+#include "engine/draft.h"
+#include "engine/observe.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -9,9 +10,10 @@ static enum nib_status sample_init(struct nib_engine *e)
 {
     const struct nib_rank *rk = &e->rank;
     const size_t vocab = (size_t)e->model->config.vocab;
-    e->sample.row = rk->api->alloc(rk->backend, sizeof *e->sample.row);
-    e->sample.token = rk->api->alloc(rk->backend, sizeof *e->sample.token);
-    e->sample.logprob = rk->api->alloc(rk->backend, sizeof *e->sample.logprob);
+    const size_t n = NIB_DRAFTS_MAX + 1;
+    e->sample.row = rk->api->alloc(rk->backend, n * sizeof *e->sample.row);
+    e->sample.token = rk->api->alloc(rk->backend, n * sizeof *e->sample.token);
+    e->sample.logprob = rk->api->alloc(rk->backend, n * sizeof *e->sample.logprob);
     e->sample.history_token = rk->api->alloc(rk->backend, vocab * sizeof(int32_t));
     e->sample.history_times = rk->api->alloc(rk->backend, vocab * sizeof(int32_t));
     e->sample.host_times = calloc(vocab, sizeof(int32_t));
@@ -25,7 +27,7 @@ static enum nib_status sample_init(struct nib_engine *e)
 static enum nib_status step_buffer_init(struct nib_engine *e)
 {
     const struct nib_options *o = &e->options;
-    e->step.n = nib_step_buffer_size(o->n_rows_max, o->n_seqs_max, e->rank.pool.page_stride, o->n_rollback);
+    e->step.n = nib_step_buffer_size(o->n_rows_max, o->n_seqs_max, e->rank.pool.page_stride, e->rank.pool.config.n_rollback);
     e->step.host = malloc(e->step.n * sizeof *e->step.host);
     e->step.device = e->rank.api->alloc(e->rank.backend, e->step.n * sizeof *e->step.device);
     e->step.state = calloc((size_t)o->n_seqs_max, sizeof *e->step.state);
@@ -44,7 +46,7 @@ static enum nib_status open_parts(struct nib_engine *e, struct nib_error *err)
     rk->stream = rk->api->stream(rk->backend);
     NIB_TRY(nib_work_init(rk, o->n_rows_max, nib_logits_rows(o), o->mtp, err));
     NIB_TRY(nib_pool_init(&rk->pool, &pc, rk->api, rk->backend, rk->work.dtype, err));
-    if (step_buffer_init(e) != NIB_OK || sample_init(e) != NIB_OK)
+    if (step_buffer_init(e) != NIB_OK || sample_init(e) != NIB_OK || nib_drafts_init(e) != NIB_OK)
         return nib_error_set(err, NIB_E_MEMORY, "no memory for the step buffers");
     return nib_weights_load(&(struct nib_load_args){
         .config = &e->model->config, .sources = &e->model->sources, .api = rk->api, .backend = rk->backend,
@@ -70,6 +72,9 @@ enum nib_status nib_engine_open(struct nib_model *m, const struct nib_options *o
     status = open_parts(e, err);
     if (status != NIB_OK)
         goto fail;
+    status = nib_observer_open(e, err);
+    if (status != NIB_OK)
+        goto fail;
     *out = e;
     return NIB_OK;
 fail:
@@ -82,6 +87,7 @@ void nib_engine_close(struct nib_engine *e)
     if (!e)
         return;
     struct nib_rank *rk = &e->rank;
+    nib_observer_close(e);
     if (rk->backend) {
         void *const owned[] = {e->step.device,       e->sample.row,           e->sample.token, e->sample.logprob,
                                e->sample.history_token, e->sample.history_times};
@@ -99,7 +105,19 @@ void nib_engine_close(struct nib_engine *e)
     free(e->sample.host_times);
     free(e->sample.host_list);
     free(e->sample.host_list_times);
+    nib_drafts_deinit(e);
     free(e);
+}
+
+enum nib_status nib_engine_failed(struct nib_engine *e, enum nib_status status, const char *what, struct nib_error *err)
+{
+    if (status == NIB_E_DEVICE)
+        e->broken = true;
+    if (e->op_error.text[0] == '\0')
+        return nib_error_set(err, status, "backend '%s' failed to %s", e->rank.api->name, what);
+    (void)nib_error_set(err, status, "%s", e->op_error.text);
+    e->op_error.text[0] = '\0';
+    return status;
 }
 
 const struct nib_options *nib_engine_options(const struct nib_engine *e)

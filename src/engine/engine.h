@@ -3,6 +3,7 @@
 #define NIB_ENGINE_H
 
 #include "checkpoint/checkpoint.h"
+#include "engine/draft_auto.h"
 #include "model/forward.h"
 
 struct nib_model {
@@ -25,13 +26,29 @@ struct nib_step_buffer {
     uint64_t               count;
 };
 
+struct nib_observer; /* observe.h */
+
+/* Tokens guessed ahead of the trunk; see draft.h. */
+struct nib_drafts {
+    int32_t token[NIB_DRAFTS_MAX];
+    bool    drawn;   /* q holds what the tokens were drawn from; else they are taken as certain guesses */
+    double *q;       /* [n_drafts][vocab] */
+    double *p;       /* [vocab] */
+    float  *logits;  /* [n_drafts + 1][vocab] */
+    int32_t *order;  /* [vocab] scratch */
+    struct nib_draft_auto chooser;
+    /* Tests replace the guesses for the positions from `position` on. */
+    void (*force)(void *user, int32_t position, int32_t n, int32_t *token);
+    void *force_user;
+};
+
 struct nib_engine {
     struct nib_model      *model;
     struct nib_options     options; /* resolved */
     struct nib_rank        rank;
     struct nib_step_buffer step;
     bool                   broken;       /* the device failed */
-    /* One row's sampling: device arrays and the host's count of every id. */
+    /* Sampling of up to NIB_DRAFTS_MAX + 1 rows: device arrays and the host's count of every id. */
     struct {
         struct nib_sample_row *row;
         int32_t               *token, *history_token, *history_times;
@@ -39,6 +56,9 @@ struct nib_engine {
         int32_t               *host_times, *host_list; /* [vocab] times seen + 1, or 0; distinct ids in order */
         int32_t               *host_list_times;        /* [vocab] */
     } sample;
+    struct nib_drafts    drafts;
+    struct nib_observer *observer; /* NULL: nobody looks at the ops */
+    struct nib_error     op_error; /* what it found; else empty */
 };
 
 struct nib_seq {
@@ -59,9 +79,17 @@ int32_t                   nib_logits_rows(const struct nib_options *o); /* that 
 /* Integers that a step of these limits may need. */
 size_t nib_step_buffer_size(int32_t n_rows_max, int32_t n_seqs_max, int32_t page_stride, int32_t n_rollback);
 
+/* Tell that the backend failed to `what`, or what an observer found. */
+enum nib_status nib_engine_failed(struct nib_engine *e, enum nib_status status, const char *what, struct nib_error *err);
+
 /* nib_step() in two halves, so that a sampler can read the logits where they are: run leaves streams in the work buffers and
  * advances the sequences; logits fills work.logits for rows [first, first + n) of the batch's logits_row. */
 enum nib_status nib_step_run(struct nib_engine *e, const struct nib_batch *b, bool mtp, struct nib_error *err);
 enum nib_status nib_step_logits(struct nib_engine *e, int32_t first, int32_t n, bool mtp);
+
+/* The i-th of a chain of MTP rows behind the sequence's end, with the token at position length + i: its logits, a guess at the next
+ * token, in row 0 of work.logits. i = 0 starts from the trunk's streams, the others from the row before, so they must follow at
+ * once. The positions must be reserved. Changes nothing that the next step does not overwrite. */
+enum nib_status nib_step_draft(struct nib_engine *e, const struct nib_seq *s, int32_t i, int32_t token);
 
 #endif

@@ -1,10 +1,7 @@
-/* The usual loop around steps: prefill in chunks, then sample and feed one token at a time. */
-#include "engine/engine.h"
-#include "engine/random.h"
+/* The usual loop around steps: prefill in chunks, then draw a token, guess what follows it, and feed them together. */
+#include "engine/draft.h"
 
 #include <inttypes.h>
-#include <math.h>
-#include <string.h>
 #include <time.h>
 
 static double seconds(void)
@@ -14,84 +11,21 @@ static double seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-void nib_sampling_init(struct nib_sampling *s)
-{
-    *s = (struct nib_sampling){.temperature = 1.0f, .top_p = 1.0f, .repetition = 1.0f};
-}
-
-static enum nib_status check_float(const char *name, float v, float low, float high, bool open_low, struct nib_error *err)
-{
-    if (v <= high && (open_low ? v > low : v >= low)) /* false for NaN */
-        return NIB_OK;
-    return nib_error_set(err, NIB_E_ARGUMENT, "%s is %g, wanted %s%g to %g", name, (double)v, open_low ? "above " : "", (double)low,
-                         (double)high);
-}
-
-enum nib_status nib_sampling_check(const struct nib_sampling *s, struct nib_error *err)
-{
-    NIB_TRY(check_float("temperature", s->temperature, 0.0f, 100.0f, false, err));
-    NIB_TRY(check_float("top_p", s->top_p, 0.0f, 1.0f, true, err));
-    NIB_TRY(check_float("min_p", s->min_p, 0.0f, 1.0f, false, err));
-    NIB_TRY(check_float("repetition penalty", s->repetition, 0.0f, 100.0f, true, err));
-    NIB_TRY(check_float("presence penalty", s->presence, -2.0f, 2.0f, false, err));
-    NIB_TRY(check_float("frequency penalty", s->frequency, -2.0f, 2.0f, false, err));
-    if (s->top_k < 0)
-        return nib_error_set(err, NIB_E_ARGUMENT, "top_k is %" PRId32 ", wanted 0 (off) or more", s->top_k);
-    return NIB_OK;
-}
-
-static bool has_penalties(const struct nib_sampling *s)
-{
-    return s->repetition != 1.0f || s->presence != 0.0f || s->frequency != 0.0f;
-}
-
-/* Distinct ids seen so far. host_times holds a position in the list + 1. */
-struct history {
-    struct nib_engine *e;
-    int32_t            n;
-};
-
-static void history_add(struct history *h, int32_t token, bool generated)
-{
-    int32_t *at = &h->e->sample.host_times[token];
-    if (*at == 0) {
-        h->e->sample.host_list[h->n] = token;
-        h->e->sample.host_list_times[h->n] = 0;
-        *at = ++h->n;
-    }
-    h->e->sample.host_list_times[*at - 1] += generated;
-}
-
-static enum nib_status sample_one(struct nib_engine *e, const struct nib_sampling *s, const struct history *h, int32_t position,
-                                  int32_t *token, float *logprob)
-{
-    struct nib_rank *rk = &e->rank;
-    const struct nib_sample_row row = {
-        .temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p, .top_k = s->top_k, .repetition = s->repetition,
-        .presence = s->presence, .frequency = s->frequency, .uniform = nib_uniform(s->seed, (uint64_t)position, 0),
-        .history_count = h->n};
-    const size_t n = (size_t)h->n * sizeof(int32_t);
-    if (h->n > 0) {
-        NIB_TRY(rk->api->upload(rk->stream, e->sample.history_token, e->sample.host_list, n));
-        NIB_TRY(rk->api->upload(rk->stream, e->sample.history_times, e->sample.host_list_times, n));
-    }
-    NIB_TRY(rk->api->upload(rk->stream, e->sample.row, &row, sizeof row));
-    NIB_TRY(rk->ops->sample(rk->stream, &(struct nib_sample_args){
-        .logits = nib_mat_rows(rk->work.logits, 1), .n = 1, .row = e->sample.row, .history_token = e->sample.history_token,
-        .history_times = e->sample.history_times, .token = e->sample.token, .logprob = e->sample.logprob}));
-    NIB_TRY(rk->api->download(rk->stream, token, e->sample.token, sizeof *token));
-    return rk->api->download(rk->stream, logprob, e->sample.logprob, sizeof *logprob);
-}
-
-/* Append tokens; the last one's logits are left in the work buffer if wanted. */
-static enum nib_status feed(struct nib_engine *e, struct nib_seq *seq, const int32_t *token, int32_t n, bool logits,
+/* Append tokens; the logits of the last n_logits are left in the work buffer. */
+static enum nib_status feed(struct nib_engine *e, struct nib_seq *seq, const int32_t *token, int32_t n, int32_t n_logits,
                             struct nib_error *err)
 {
-    const int32_t start[2] = {0, n}, last = n - 1;
+    const int32_t start[2] = {0, n};
+    int32_t row[NIB_DRAFTS_MAX + 1];
     struct nib_seq *const seqs[1] = {seq};
-    NIB_TRY(nib_step_run(e, &(struct nib_batch){.n_rows = n, .n_seqs = 1, .n_logits = logits, .token = token, .seq_start = start,
-                                                .seq = seqs, .logits_row = &last}, e->options.mtp, err));
-    return logits ? nib_step_logits(e, 0, 1, false) : NIB_OK;
+    for (int32_t i = 0; i < n_logits; i++)
+        row[i] = n - n_logits + i;
+    NIB_TRY(nib_step_run(e, &(struct nib_batch){.n_rows = n, .n_seqs = 1, .n_logits = n_logits, .token = token, .seq_start = start,
+                                                .seq = seqs, .logits_row = row}, e->options.mtp, err));
+    if (n_logits == 0)
+        return NIB_OK;
+    const enum nib_status status = nib_step_logits(e, 0, n_logits, false);
+    return status == NIB_OK ? status : nib_engine_failed(e, status, "give logits", err);
 }
 
 static enum nib_status prefill(struct nib_engine *e, const struct nib_generate_args *a, struct nib_error *err)
@@ -99,7 +33,7 @@ static enum nib_status prefill(struct nib_engine *e, const struct nib_generate_a
     const int32_t chunk = e->options.n_rows_max;
     for (int32_t i = 0; i < a->n_prompt; i += chunk) {
         const int32_t n = a->n_prompt - i < chunk ? a->n_prompt - i : chunk;
-        NIB_TRY(feed(e, a->seq, a->prompt + i, n, i + n == a->n_prompt, err));
+        NIB_TRY(feed(e, a->seq, a->prompt + i, n, i + n == a->n_prompt ? 1 : 0, err));
         if (a->on_prefill && !a->on_prefill(a->user, i + n, a->n_prompt))
             return nib_error_set(err, NIB_E_CANCELLED, "prefill was cancelled after %" PRId32 " of %" PRId32 " tokens", i + n, a->n_prompt);
     }
@@ -122,6 +56,9 @@ static enum nib_status check_args(struct nib_engine *e, const struct nib_generat
     if (a->n_prompt < 1 || a->n_max < 0 || a->n_stop < 0)
         return nib_error_set(err, NIB_E_ARGUMENT, "n_prompt is %" PRId32 ", n_max %" PRId32 ", n_stop %" PRId32
                              "; wanted at least 1, 0 and 0", a->n_prompt, a->n_max, a->n_stop);
+    if (a->n_drafts != NIB_DRAFTS_AUTO && (a->n_drafts < 0 || a->n_drafts > e->options.n_drafts))
+        return nib_error_set(err, NIB_E_ARGUMENT, "n_drafts is %" PRId32 ", wanted 0 to %" PRId32 ", the engine's own", a->n_drafts,
+                             e->options.n_drafts);
     const int32_t free_tokens = e->options.n_ctx - a->seq->state.length;
     if (a->n_prompt > free_tokens)
         return nib_error_set(err, NIB_E_LIMIT, "the prompt is %" PRId32 " tokens and the sequence holds %" PRId32
@@ -133,48 +70,137 @@ static enum nib_status check_args(struct nib_engine *e, const struct nib_generat
     return NIB_OK;
 }
 
-static enum nib_status decode(struct nib_engine *e, const struct nib_generate_args *a, struct history *h, struct nib_generate_result *r,
-                              struct nib_error *err)
+/* What one call of nib_generate() is doing. */
+struct run {
+    struct nib_engine              *e;
+    const struct nib_generate_args *a;
+    struct nib_generate_result     *r;
+    struct nib_past              past;
+    bool                            ended;
+};
+
+/* Hand a token to the caller, the sequence holding `length` tokens before it. */
+static void emit(struct run *g, int32_t token, float logprob, int32_t length)
 {
+    const struct nib_generate_args *a = g->a;
+    g->r->n_generated++;
+    const bool go_on = !a->on_token || a->on_token(a->user, token, logprob);
+    if (is_stop(a, token))
+        g->r->reason = NIB_STOP_ID;
+    else if (!go_on)
+        g->r->reason = NIB_STOP_CALLBACK;
+    else if ((a->n_max > 0 && g->r->n_generated == a->n_max) || length == g->e->options.n_ctx)
+        g->r->reason = NIB_STOP_LENGTH;
+    else
+        return;
+    g->ended = true;
+}
+
+/* Drafts for the next step, with pages reserved for them: no more than the context, the rows of a step and the tokens still
+ * wanted have room for. */
+static int32_t n_drafts(const struct run *g)
+{
+    const struct nib_options *o = &g->e->options;
+    int32_t limit = g->a->n_drafts == NIB_DRAFTS_AUTO ? o->n_drafts : g->a->n_drafts;
+    const int32_t room[] = {o->n_ctx - g->a->seq->state.length - 1, g->e->rank.work.n_logits_max - 1,
+                            g->a->n_max > 0 ? g->a->n_max - g->r->n_generated - 1 : NIB_DRAFTS_MAX};
+    for (size_t i = 0; i < sizeof room / sizeof room[0]; i++)
+        limit = room[i] < limit ? room[i] : limit;
+    if (g->a->n_drafts == NIB_DRAFTS_AUTO)
+        limit = nib_draft_auto_choose(&g->e->drafts.chooser, limit);
+    /* Pages for all rows, since drafts write there; where there are none left, a single row may still fit. */
+    struct nib_seq_state *const state = &g->a->seq->state;
+    const int32_t n = limit + 1;
+    return limit > 0 && nib_pool_reserve(&g->e->rank.pool, &state, &n, 1) == NIB_OK ? limit : 0;
+}
+
+/* Guess *k tokens behind `token` and run all of them through the trunk. The sequence then holds them, right or wrong. */
+static enum nib_status step_with_drafts(struct run *g, int32_t token, int32_t *k, struct nib_verdict *v, struct nib_error *err)
+{
+    struct nib_engine *e = g->e;
+    struct nib_seq *seq = g->a->seq;
+    const int32_t length = seq->state.length;
+    int32_t tokens[NIB_DRAFTS_MAX + 1] = {token};
+    enum nib_status status = nib_draft_propose(e, seq, &g->a->sampling, &g->past, token, k, err);
+    if (status != NIB_OK) {
+        nib_seq_state_advance(&e->rank.pool, &seq->state, 0);
+        return status;
+    }
+    for (int32_t i = 0; i < *k; i++)
+        tokens[i + 1] = e->drafts.token[i];
+    NIB_TRY(feed(e, seq, tokens, *k + 1, *k + 1, err));
+    g->r->n_drafted += *k;
+    status = nib_draft_verify(e, &g->a->sampling, &g->past, length + 1, *k, v, err);
+    if (status != NIB_OK)
+        (void)nib_seq_truncate(seq, length + 1);
+    return status;
+}
+
+/* Hand out the accepted drafts up to one that ends the text, and drop the others from the sequence. As without drafts, a token that
+ * ends the text is not kept in the sequence. */
+static enum nib_status take_drafts(struct run *g, int32_t k, const struct nib_verdict *v, struct nib_error *err)
+{
+    struct nib_seq *seq = g->a->seq;
+    const int32_t first = seq->state.length - k;
+    int32_t kept = 0;
+    for (; kept < v->n_accepted; kept++) {
+        g->r->n_accepted++;
+        emit(g, g->e->drafts.token[kept], v->logprob[kept], first + kept);
+        if (g->ended)
+            break;
+    }
+    const enum nib_status status = nib_seq_truncate(seq, first + kept);
+    return status == NIB_OK ? status : nib_error_set(err, status, "could not take back %" PRId32 " drafts", k - kept);
+}
+
+static enum nib_status decode(struct run *g, struct nib_error *err)
+{
+    struct nib_engine *e = g->e;
+    struct nib_seq *seq = g->a->seq;
+    struct nib_verdict v;
+    NIB_TRY(nib_draw_rows(e, &g->a->sampling, &g->past, 0, 1, seq->state.length, &v.next, &v.next_logprob, err));
     for (;;) {
-        int32_t token = -1;
-        float logprob = 0;
-        const enum nib_status status = sample_one(e, &a->sampling, h, a->seq->state.length, &token, &logprob);
-        if (status != NIB_OK)
-            return nib_error_set(err, status, "backend '%s' failed to sample", e->rank.api->name);
+        const int32_t token = v.next;
         if (token < 0)
             return nib_error_set(err, NIB_E_NUMERIC, "the logits after token %" PRId32 " hold NaN or nothing finite",
-                                 a->seq->state.length - 1);
-        r->n_generated++;
-        const bool go_on = !a->on_token || a->on_token(a->user, token, logprob);
-        r->reason = is_stop(a, token) ? NIB_STOP_ID : NIB_STOP_CALLBACK;
-        if (r->reason == NIB_STOP_ID || !go_on)
+                                 seq->state.length - 1);
+        emit(g, token, v.next_logprob, seq->state.length);
+        if (g->ended)
             return NIB_OK;
-        r->reason = NIB_STOP_LENGTH;
-        if ((a->n_max > 0 && r->n_generated == a->n_max) || a->seq->state.length == e->options.n_ctx)
+        nib_past_add(&g->past, token, true);
+        const double start = seconds();
+        int32_t k = n_drafts(g);
+        v.n_accepted = 0;
+        if (k > 0) {
+            NIB_TRY(step_with_drafts(g, token, &k, &v, err));
+        } else {
+            NIB_TRY(feed(e, seq, &token, 1, 1, err));
+            NIB_TRY(nib_draw_rows(e, &g->a->sampling, &g->past, 0, 1, seq->state.length, &v.next, &v.next_logprob, err));
+        }
+        g->r->n_steps++;
+        nib_draft_auto_record(&e->drafts.chooser, k, v.n_accepted, seconds() - start);
+        if (k > 0)
+            NIB_TRY(take_drafts(g, k, &v, err));
+        if (g->ended)
             return NIB_OK;
-        if (has_penalties(&a->sampling))
-            history_add(h, token, true);
-        NIB_TRY(feed(e, a->seq, &token, 1, true, err));
     }
 }
 
 enum nib_status nib_generate(struct nib_engine *e, const struct nib_generate_args *a, struct nib_generate_result *r,
                              struct nib_error *err)
 {
-    struct history h = {.e = e};
+    struct run g = {.e = e, .a = a, .r = r};
     *r = (struct nib_generate_result){.reason = NIB_STOP_LENGTH};
     NIB_TRY(check_args(e, a, err));
-    if (has_penalties(&a->sampling)) {
-        memset(e->sample.host_times, 0, (size_t)e->model->config.vocab * sizeof(int32_t));
-        for (int32_t i = 0; i < a->n_prompt; i++)
-            history_add(&h, a->prompt[i], false);
-    }
+    nib_past_start(&g.past, e, &a->sampling);
+    for (int32_t i = 0; i < a->n_prompt; i++)
+        nib_past_add(&g.past, a->prompt[i], false);
+    nib_draft_auto_restart(&e->drafts.chooser);
     const double start = seconds();
     NIB_TRY(prefill(e, a, err));
     r->n_prompt = a->n_prompt;
     const double middle = seconds();
-    const enum nib_status status = decode(e, a, &h, r, err);
+    const enum nib_status status = decode(&g, err);
     r->prefill_s = middle - start;
     r->decode_s = seconds() - middle;
     return status;

@@ -50,13 +50,18 @@ enum nib_status nib_options_resolve(const struct nib_model *m, const struct nib_
     NIB_TRY(check_range("n_seqs_max", out->n_seqs_max, 1, 4096, err));
     NIB_TRY(check_range("n_rows_max", out->n_rows_max, 1, N_ROWS_MAX, err));
     NIB_TRY(check_range("n_rollback", out->n_rollback, 0, 1024, err));
+    NIB_TRY(check_range("n_drafts", out->n_drafts, 0, NIB_DRAFTS_MAX, err));
     NIB_TRY(check_range("n_kv_pages", out->n_kv_pages, 0, INT32_MAX, err));
     NIB_TRY(check_range("n_threads", out->n_threads, 0, 1024, err));
     NIB_TRY(check_range("act_quant", (int64_t)out->act_quant, NIB_ACT_QUANT_AUTO, NIB_ACT_QUANT_NVFP4, err));
     NIB_TRY(check_range("kv", (int64_t)out->kv, NIB_KV_F32, NIB_KV_NVFP4, err));
     NIB_TRY(check_range("numerics", (int64_t)out->numerics, NIB_NUMERICS_MODEL, NIB_NUMERICS_RELEASE, err));
+    if (out->compare && strcmp(out->compare, "ref") != 0)
+        return nib_error_set(err, NIB_E_ARGUMENT, "compare is '%s', wanted 'ref'", out->compare);
+    out->mtp = out->mtp || out->n_drafts > 0;
     if (out->mtp && !m->sources.has_mtp)
-        return nib_error_set(err, NIB_E_UNSUPPORTED, "'%s' has no MTP block", m->dir);
+        return nib_error_set(err, NIB_E_UNSUPPORTED, "'%s' has no MTP block%s", m->dir,
+                             out->n_drafts > 0 ? ", which makes the drafts" : "");
     return resolve_numerics(out, err);
 }
 
@@ -74,9 +79,10 @@ struct nib_backend_config nib_backend_config_for(const struct nib_config *c, con
 
 struct nib_pool_config nib_pool_config_for(const struct nib_config *c, const struct nib_options *o)
 {
+    /* Rejected drafts have overwritten what lies a ring behind them, so they get room of their own. */
     return (struct nib_pool_config){.model = c, .kv = o->kv, .n_ctx = o->n_ctx, .n_seqs_max = o->n_seqs_max,
-                                    .n_rows_max = o->n_rows_max, .n_rollback = o->n_rollback, .n_pages = o->n_kv_pages,
-                                    .mtp = o->mtp};
+                                    .n_rows_max = o->n_rows_max, .n_rollback = o->n_rollback + o->n_drafts,
+                                    .n_pages = o->n_kv_pages, .mtp = o->mtp};
 }
 
 int32_t nib_logits_rows(const struct nib_options *o)

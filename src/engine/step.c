@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 size_t nib_step_buffer_size(int32_t n_rows_max, int32_t n_seqs_max, int32_t page_stride, int32_t n_rollback)
@@ -189,16 +190,46 @@ enum nib_status nib_step_run(struct nib_engine *e, const struct nib_batch *b, bo
     status = run(e, b, mtp);
     for (int32_t i = 0; i < b->n_seqs; i++)
         nib_seq_state_advance(&e->rank.pool, e->step.state[i], status == NIB_OK ? e->step.n_new[i] : 0);
-    if (status == NIB_E_DEVICE)
-        e->broken = true;
-    if (status != NIB_OK)
-        return nib_error_set(err, status, "backend '%s' failed in a step of %" PRId32 " rows", e->rank.api->name, b->n_rows);
-    return NIB_OK;
+    if (status == NIB_OK)
+        return NIB_OK;
+    char what[64];
+    (void)snprintf(what, sizeof what, "run a step of %" PRId32 " rows", b->n_rows);
+    return nib_engine_failed(e, status, what, err);
 }
 
 enum nib_status nib_step_logits(struct nib_engine *e, int32_t first, int32_t n, bool mtp)
 {
     return nib_forward_logits(&e->rank, (mtp ? e->step.mtp_row : e->step.logits_row) + first, n, mtp);
+}
+
+enum nib_status nib_step_draft(struct nib_engine *e, const struct nib_seq *s, int32_t i, int32_t token)
+{
+    struct nib_rank *rk = &e->rank;
+    struct nib_step_buffer *b = &e->step;
+    const struct nib_seq_state *state = &s->state;
+    const size_t stride = (size_t)rk->pool.page_stride;
+    const int32_t ring = rk->pool.n_streams;
+    b->used = 0;
+    const struct piece tokens = take(b, 1), pos = take(b, 1), start = take(b, 2), slot = take(b, 1), from = take(b, 1);
+    const struct piece zero = take(b, 1), window = take(b, stride), entry = take(b, stride);
+    tokens.host[0] = token;
+    pos.host[0] = state->length + i;
+    start.host[0] = 0;
+    start.host[1] = 1;
+    slot.host[0] = state->slot;
+    from.host[0] = i == 0 ? state->slot * ring + (state->length - 1) % ring : 0;
+    zero.host[0] = 0;
+    memcpy(window.host, state->window_page, stride * sizeof(int32_t));
+    memcpy(entry.host, state->entry_page, stride * sizeof(int32_t));
+
+    const struct nib_mtp_rows m = {
+        .rows = {.n_rows = 1, .n_seqs = 1, .token = tokens.device, .pos = pos.device, .seq = zero.device, .seq_start = start.device,
+                 .slot = slot.device, .window_page = window.device, .entry_page = entry.device,
+                 .page_stride = rk->pool.page_stride, .first_pos = 1},
+        .from_ring = i == 0 ? from.device : NULL, .from_mtp = i == 0 ? NULL : from.device, .to = zero.device};
+    NIB_TRY(rk->api->upload(rk->stream, b->device, b->host, b->used * sizeof(int32_t)));
+    NIB_TRY(nib_forward_mtp(rk, &m));
+    return nib_forward_logits(rk, zero.device, 1, true);
 }
 
 /* All wanted logits to the caller, as many rows at a time as the work buffer holds. */
@@ -245,7 +276,5 @@ enum nib_status nib_step(struct nib_engine *e, const struct nib_batch *b, float 
     }
     if (status == NIB_OK)
         status = e->rank.api->synchronise(e->rank.stream);
-    if (status == NIB_E_DEVICE)
-        e->broken = true;
-    return status == NIB_OK ? NIB_OK : nib_error_set(err, status, "backend '%s' failed to give logits", e->rank.api->name);
+    return status == NIB_OK ? NIB_OK : nib_engine_failed(e, status, "give logits", err);
 }

@@ -54,8 +54,10 @@ struct nib_rank {
 /* Which trunk rows feed the MTP block, as row numbers on the device. */
 struct nib_mtp_rows {
     struct nib_rows rows;      /* first_pos 1; rows at position 0 left out */
-    const int32_t  *from_step; /* [rows.n_rows] row of work.streams with the streams before, or -1 */
-    const int32_t  *from_ring; /* [rows.n_rows] row of pool.streams with them, or -1 */
+    /* [rows.n_rows] each, where the streams before a row are: a row number in one of the three, -1 in the others; or NULL. */
+    const int32_t  *from_step; /* work.streams */
+    const int32_t  *from_ring; /* pool.streams */
+    const int32_t  *from_mtp;  /* work.mtp_streams: the block's own guess */
     const int32_t  *to;        /* [rows.n_rows] 0, 1, 2, ... */
     int32_t         n_keep;    /* trunk rows whose streams the ring must hold afterwards */
     const int32_t  *keep_row, *keep_ring; /* [n_keep] */

@@ -1,7 +1,10 @@
 /* The MTP block: one more layer that reads a position's final streams and the token after it, and guesses the token after that.
  *
  * Its row for the pair (streams at t, token at t+1) is kept at position t+1, because it depends on that token: so a page holds
- * nothing that later tokens decide, and forks may share it. Rotation still counts from t (nib_rows.first_pos = 1). */
+ * nothing that later tokens decide, and forks may share it. Rotation still counts from t (nib_rows.first_pos = 1).
+ *
+ * To draft several tokens the block runs a row at a time on its own streams and its own guesses. Those rows stand where the
+ * trunk's next step puts the real ones. */
 #include "model/forward.h"
 
 static struct nib_mat pool_streams(const struct nib_rank *rk)
@@ -24,10 +27,16 @@ static struct nib_mat one_stream_a_row(struct nib_mat m, int32_t n, int32_t n_hc
 static enum nib_status gather_streams(struct nib_rank *rk, const struct nib_mtp_rows *m)
 {
     struct nib_work *w = &rk->work;
-    NIB_TRY(rk->ops->copy_rows(rk->stream, &(struct nib_copy_rows_args){
-        .src = w->streams, .dst = w->mtp_h, .src_row = m->from_step, .dst_row = m->to, .n = m->rows.n_rows}));
-    return rk->ops->copy_rows(rk->stream, &(struct nib_copy_rows_args){
-        .src = pool_streams(rk), .dst = w->mtp_h, .src_row = m->from_ring, .dst_row = m->to, .n = m->rows.n_rows});
+    if (m->from_step)
+        NIB_TRY(rk->ops->copy_rows(rk->stream, &(struct nib_copy_rows_args){
+            .src = w->streams, .dst = w->mtp_h, .src_row = m->from_step, .dst_row = m->to, .n = m->rows.n_rows}));
+    if (m->from_mtp)
+        NIB_TRY(rk->ops->copy_rows(rk->stream, &(struct nib_copy_rows_args){
+            .src = w->mtp_streams, .dst = w->mtp_h, .src_row = m->from_mtp, .dst_row = m->to, .n = m->rows.n_rows}));
+    if (m->from_ring)
+        NIB_TRY(rk->ops->copy_rows(rk->stream, &(struct nib_copy_rows_args){
+            .src = pool_streams(rk), .dst = w->mtp_h, .src_row = m->from_ring, .dst_row = m->to, .n = m->rows.n_rows}));
+    return NIB_OK;
 }
 
 /* Z = e_proj . norm(embedding) + h_proj . norm(each stream) */

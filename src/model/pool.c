@@ -293,14 +293,42 @@ enum nib_status nib_seq_state_copy(struct nib_pool *p, struct nib_seq_state *to,
     }
     to->length = from->length;
     to->high = from->high;
+    to->low = from->low;
     return NIB_OK;
 }
 
-/* The first position whose raw rows, in a ring of n_ring rows, a sequence cut to `length` would still need; `length` if none. */
-static int32_t first_raw_row(int32_t ratio, int32_t length)
+int32_t nib_first_raw_row(int32_t ratio, int32_t length)
 {
     const int32_t start = length / ratio * ratio - (ratio == 4 ? 4 : 0);
     return start > 0 ? start : 0;
+}
+
+static int32_t first_window_page(const struct nib_pool *p, int32_t length)
+{
+    const int32_t first = length - (p->config.model->n_window - 1);
+    return (first > 0 ? first : 0) / NIB_PAGE_TOKENS;
+}
+
+bool nib_seq_state_can_truncate(const struct nib_pool *p, const struct nib_seq_state *s, int32_t length)
+{
+    if (length == s->length)
+        return true;
+    if (length < s->low)
+        return false;
+    for (int32_t l = 0; l < p->n_layers; l++) {
+        const int32_t ratio = p->config.model->ratio[l];
+        if (ratio > 0) {
+            const int32_t first = nib_first_raw_row(ratio, length);
+            if (first < length && first < s->high - p->layer[l].frontier.n_ring)
+                return false;
+        }
+    }
+    if (p->config.mtp && length - 1 < s->high - p->n_streams)
+        return false;
+    for (int32_t i = first_window_page(p, length); i <= (length - 1) / NIB_PAGE_TOKENS; i++)
+        if (s->window_page[i] < 0)
+            return false;
+    return true;
 }
 
 enum nib_status nib_seq_state_truncate(struct nib_pool *p, struct nib_seq_state *s, int32_t length)
@@ -311,25 +339,28 @@ enum nib_status nib_seq_state_truncate(struct nib_pool *p, struct nib_seq_state 
         return NIB_OK;
     if (length == 0) {
         drop_pages(p, s, 0, 0);
-        s->length = s->high = 0;
+        s->length = s->high = s->low = 0;
         return NIB_OK;
     }
-    for (int32_t l = 0; l < p->n_layers; l++) {
-        const int32_t ratio = p->config.model->ratio[l];
-        if (ratio > 0) {
-            const int32_t first = first_raw_row(ratio, length);
-            if (first < length && first < s->high - p->layer[l].frontier.n_ring)
-                return NIB_E_STATE;
-        }
-    }
-    if (p->config.mtp && length - 1 < s->high - p->n_streams)
+    if (!nib_seq_state_can_truncate(p, s, length))
         return NIB_E_STATE;
-    const int32_t first_window = length - (p->config.model->n_window - 1);
-    for (int32_t i = (first_window > 0 ? first_window : 0) / NIB_PAGE_TOKENS; i <= (length - 1) / NIB_PAGE_TOKENS; i++)
-        if (s->window_page[i] < 0)
-            return NIB_E_STATE;
     drop_pages(p, s, 0, ceil_div(length, NIB_PAGE_TOKENS));
     s->length = length;
+    return NIB_OK;
+}
+
+enum nib_status nib_seq_state_restore(struct nib_pool *p, struct nib_seq_state *s, int32_t length, int32_t low)
+{
+    const int32_t n = ceil_div(length, NIB_PAGE_TOKENS), first = first_window_page(p, low);
+    if (length > p->config.n_ctx || n - first > p->window.n_free || n > p->entry.n_free)
+        return NIB_E_LIMIT;
+    for (int32_t i = 0; i < n; i++) {
+        if (i >= first)
+            s->window_page[i] = page_take(&p->window);
+        s->entry_page[i] = page_take(&p->entry);
+    }
+    s->length = s->high = length;
+    s->low = low;
     return NIB_OK;
 }
 

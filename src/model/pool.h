@@ -52,6 +52,7 @@ struct nib_pool {
 struct nib_seq_state {
     int32_t  length;
     int32_t  high; /* one past the highest position ever written since the sequence was empty */
+    int32_t  low;  /* rows that only matter below this length were never here (restored state); 0 */
     int32_t  slot;
     int32_t *window_page, *entry_page; /* [page_stride], -1 where not held */
 };
@@ -69,6 +70,16 @@ void            nib_seq_state_deinit(struct nib_pool *p, struct nib_seq_state *s
 
 /* *to, initialised and empty, becomes a copy of *from. */
 enum nib_status nib_seq_state_copy(struct nib_pool *p, struct nib_seq_state *to, const struct nib_seq_state *from);
+
+/* *s, initialised and empty, gets pages for `length` tokens that can be cut to `low` (1 to length) or more, all to be filled by the
+ * caller. NIB_E_LIMIT changes nothing. */
+enum nib_status nib_seq_state_restore(struct nib_pool *p, struct nib_seq_state *s, int32_t length, int32_t low);
+
+/* Whether all that a sequence cut to `length` (at least 1) needs is still held. */
+bool nib_seq_state_can_truncate(const struct nib_pool *p, const struct nib_seq_state *s, int32_t length);
+
+/* The first position whose raw rows a compressor would still need after `length` tokens. */
+int32_t nib_first_raw_row(int32_t ratio, int32_t length);
 
 /* See nib_seq_truncate(). */
 enum nib_status nib_seq_state_truncate(struct nib_pool *p, struct nib_seq_state *s, int32_t length);
