@@ -222,9 +222,12 @@ static const char *const act_quant_names[] = {"auto", "none", "fp8", "nvfp4", NU
 static const char *const kv_names[] = {"f32", "bf16", "fp8", "nvfp4", NULL};
 static const char *const numerics_names[] = {"model", "release", NULL};
 
+const char *const cli_draft_names[] = {"0", "1", "2", "3", "4", "5", "6", "7", "8", "auto", NULL};
+
 void cli_engine_options_init(struct cli_engine_options *e)
 {
     *e = (struct cli_engine_options){.backend = 1, .kv = NIB_KV_BF16};
+    static const char *const compare_names[] = {"off", "ref", NULL};
     const struct cli_option table[] = {
         {.name = "--model", .alias = "-m", .kind = CLI_KIND_TEXT, .value = &e->model, .metavar = "DIR",
          .help = "checkpoint folder; the bundled small model if not given"},
@@ -240,6 +243,10 @@ void cli_engine_options_init(struct cli_engine_options *e)
          .help = "format in which context rows are kept; bf16"},
         {.name = "--numerics", .kind = CLI_KIND_CHOICE, .value = &e->numerics, .choices = numerics_names,
          .help = "release: round wherever the published inference code rounds;\nsets --act-quant fp8 and --kv fp8"},
+        {.name = "--trace", .kind = CLI_KIND_TEXT, .value = &e->trace, .metavar = "FILE",
+         .help = "write every op's shapes, time and results' checksums there (docs/tracing.md); slow"},
+        {.name = "--compare", .kind = CLI_KIND_CHOICE, .value = &e->compare, .choices = compare_names,
+         .help = "run every op on ref too and stop at the first result out of bounds; very slow"},
         {.name = "--verbose", .alias = "-v", .kind = CLI_KIND_FLAG, .value = &e->verbose,
          .help = "say on standard error what was chosen"},
     };

@@ -52,10 +52,18 @@ struct cli_engine_options {
     const char       *model; /* NULL: the bundled model */
     int32_t           backend, threads, ctx, act_quant, kv, numerics;
     bool              act_quant_given, kv_given, verbose;
-    struct cli_option table[8];
+    const char       *trace;   /* NULL: none */
+    int32_t           compare; /* 1: with ref */
+    int32_t           drafts;  /* index into cli_draft_names; only run has the option */
+    struct cli_option table[10];
     int               n_table;
 };
 void cli_engine_options_init(struct cli_engine_options *e);
+
+/* Values of --drafts: 0 to 8, and CLI_DRAFTS_AUTO. NULL-terminated. */
+#define CLI_DRAFTS_MAX  8
+#define CLI_DRAFTS_AUTO (CLI_DRAFTS_MAX + 1)
+extern const char *const cli_draft_names[];
 
 /* Names for --backend, as the library knows them, whether or not this build has them; NULL-terminated. */
 extern const char *const cli_backend_names[];

@@ -71,6 +71,15 @@ static double decode_rate(const struct nib_generate_result *r)
     return r->n_generated > 1 && r->decode_s > 0 ? (r->n_generated - 1) / r->decode_s : 0;
 }
 
+static void print_rates(const struct nib_generate_result *r)
+{
+    (void)fprintf(stderr, "prefill %d tokens %.1f tok/s, decode %d tokens %.1f tok/s", r->n_prompt, prefill_rate(r),
+                  r->n_generated, decode_rate(r));
+    if (r->n_drafted > 0)
+        (void)fprintf(stderr, ", %d of %d drafts accepted", r->n_accepted, r->n_drafted);
+    (void)fputc('\n', stderr);
+}
+
 static const char *stop_name(enum nib_stop_reason reason)
 {
     switch (reason) {
@@ -83,10 +92,11 @@ static const char *stop_name(enum nib_stop_reason reason)
 
 static int print_json(const struct stream *stream, const struct nib_generate_result *r)
 {
-    return output_json(json_pack("{s:s%, s:s%, s:i, s:i, s:s, s:o, s:o}", "text",
+    return output_json(json_pack("{s:s%, s:s%, s:i, s:i, s:i, s:i, s:s, s:o, s:o}", "text",
                                  stream->answer.data ? stream->answer.data : "", stream->answer.n, "reasoning",
                                  stream->reasoning.data ? stream->reasoning.data : "", stream->reasoning.n,
-                                 "prompt_tokens", r->n_prompt, "generated_tokens", r->n_generated, "stop",
+                                 "prompt_tokens", r->n_prompt, "generated_tokens", r->n_generated,
+                                 "drafted_tokens", r->n_drafted, "accepted_tokens", r->n_accepted, "stop",
                                  stop_name(r->reason), "prefill_tok_s",
                                  output_real(prefill_rate(r)), "decode_tok_s",
                                  output_real(decode_rate(r))));
@@ -130,6 +140,7 @@ static int generate(struct session *s, struct run_options *o, const struct nib_i
         .stop_id = &s->info->eos_id,
         .n_stop = 1,
         .sampling = o->sampling,
+        .n_drafts = o->engine.drafts < CLI_DRAFTS_AUTO ? o->engine.drafts : NIB_DRAFTS_AUTO,
         .on_token = on_token,
         .on_prefill = on_prefill,
         .user = &r,
@@ -146,8 +157,7 @@ static int generate(struct session *s, struct run_options *o, const struct nib_i
     else if (o->json)
         code = print_json(&r.stream, &result);
     if (status == NIB_OK && code == CLI_OK)
-        (void)fprintf(stderr, "prefill %d tokens %.1f tok/s, decode %d tokens %.1f tok/s\n", result.n_prompt,
-                      prefill_rate(&result), result.n_generated, decode_rate(&result));
+        print_rates(&result);
     if (interrupted)
         code = CLI_FAILED;
     stream_close(&r.stream);
@@ -202,7 +212,11 @@ int cmd_run(int argc, char **argv)
          .help = "control tokens written in messages count; otherwise they are plain text"},
         {.name = "--json", .kind = CLI_KIND_FLAG, .value = &o.json,
          .help = "print the answer when it is complete, as JSON: text, reasoning, prompt_tokens,\n"
-                 "generated_tokens, stop (stop or length), prefill_tok_s, decode_tok_s"},
+                 "generated_tokens, drafted_tokens, accepted_tokens, stop (stop or length),\n"
+                 "prefill_tok_s, decode_tok_s"},
+        {.name = "--drafts", .kind = CLI_KIND_CHOICE, .value = &o.engine.drafts, .choices = cli_draft_names,
+         .help = "tokens that the MTP block guesses ahead in a step; changes the speed, not the text\n"
+                 "(docs/drafts.md); auto: as many as pay; 0"},
     };
     const struct cli_option sampling[] = {
         {.name = "--tokens", .alias = "-n", .kind = CLI_KIND_COUNT, .value = &o.n_max, .low = 1, .high = INT32_MAX,

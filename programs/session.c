@@ -95,6 +95,9 @@ int session_engine_options(const struct session *s, int32_t n_rows_max, bool mtp
     out->kv = (enum nib_kv)o->kv;
     out->numerics = (enum nib_numerics)o->numerics;
     out->mtp = mtp;
+    out->n_drafts = o->drafts < CLI_DRAFTS_AUTO ? o->drafts : s->info->has_mtp ? CLI_DRAFTS_MAX : 0;
+    out->trace = o->trace;
+    out->compare = o->compare ? "ref" : NULL;
     if (out->numerics != NIB_NUMERICS_RELEASE)
         return CLI_OK;
     if (o->kv_given && out->kv != NIB_KV_FP8)
