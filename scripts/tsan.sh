@@ -31,7 +31,7 @@ tests() {
     for source in tests/unit/test_*.c; do
         [ -x "$1/tests/$(basename "$source" .c)" ] && basename "$source" .c
     done
-    echo "test_soak 1 60"
+    echo "test_soak 1 60 3"
     echo "test_drafts taking*"
     echo "test_sessions empty"
     echo "test_observe trace"

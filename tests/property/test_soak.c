@@ -2,7 +2,7 @@
  * drafts, forking, cutting back, saving and loading, closing. Now and then a sequence's logits are compared, as bits, with those of a
  * fresh one that was fed its list in one go. At the end the pool is empty.
  *
- *   test_soak [SEED [OPERATIONS]]
+ *   test_soak [SEED [OPERATIONS [THREADS]]]
  *
  * The seed is new each time and printed; a failure prints it again. */
 #include <setjmp.h>
@@ -33,9 +33,9 @@ static struct {
     struct held    held[N_SEQS];
     int32_t        n_open;
     uint64_t       seed, random;
-    int32_t        n_operations, at, n_checked;
+    int32_t        n_operations, n_threads, at, n_checked;
     char           path[64];
-} g = {.n_operations = 2000};
+} g = {.n_operations = 2000, .n_threads = 1};
 
 static uint32_t below(uint32_t n)
 {
@@ -250,7 +250,7 @@ static void test_soak(void **state)
     o.n_seqs_max = N_SEQS;
     o.n_rows_max = 140 * N_SEQS;
     o.n_rollback = N_ROLLBACK;
-    o.n_threads = 1;
+    o.n_threads = g.n_threads;
     o.n_drafts = 4;
     g.random = g.seed;
     printf("seed %llu, %d operations\n", (unsigned long long)g.seed, (int)g.n_operations);
@@ -282,6 +282,8 @@ int main(int argc, char **argv)
     g.seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
     if (argc > 2)
         g.n_operations = (int32_t)strtol(argv[2], NULL, 10);
+    if (argc > 3)
+        g.n_threads = (int32_t)strtol(argv[3], NULL, 10);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_soak)};
     return cmocka_run_group_tests_name("soak", tests, NULL, NULL);
 }
