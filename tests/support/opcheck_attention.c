@@ -4,6 +4,9 @@
 #include <math.h>
 #include <string.h>
 
+/* Backends may run small ops on one thread: one case in sixteen has rows enough to be shared out. */
+static int32_t rows_most(const struct oc_case *c, int32_t most) { return c->index % 16 == 15 ? 90 : most; }
+
 static int32_t part(int32_t step, int32_t left) { return step < left ? step : left; }
 
 /* Head widths with their rotary channels. */
@@ -82,7 +85,7 @@ static void judge_q_rope(struct oc_case *c, const void *data, const struct oc_re
 
 void oc_check_q_rope(struct oc_case *c)
 {
-    struct q_rope a = {.seqs = oc_seqs_new(c, 8, 1200, oc_range(c, 0, 1)), .n_heads = oc_range(c, 1, 8)};
+    struct q_rope a = {.seqs = oc_seqs_new(c, rows_most(c, 8), 1200, oc_range(c, 0, 1)), .n_heads = oc_range(c, 1, 8)};
     int32_t       n_rot;
     pick_head(c, &a.d, &n_rot);
     a.rope = oc_rope_new(c, n_rot);
@@ -173,7 +176,7 @@ static void judge_kv_insert(struct oc_case *c, const void *data, const struct oc
 
 void oc_check_kv_insert(struct oc_case *c)
 {
-    struct kv_insert a = {.seqs = oc_seqs_new(c, 8, 500, oc_range(c, 0, 1))};
+    struct kv_insert a = {.seqs = oc_seqs_new(c, rows_most(c, 8), 500, oc_range(c, 0, 1))};
     int32_t          d, n_rot;
     pick_head(c, &d, &n_rot);
     a.rope = oc_rope_new(c, n_rot);

@@ -249,6 +249,7 @@ void oc_check_o_a(struct oc_case *c)
     o.x = oc_mat_new(c, pick_dtype(c), n, o.n_groups * n_in, 1, oc_chance(c, 0.15));
     o.w = oc_weight_new(c, type, NIB_ACT_PLAIN, 1, o.n_groups * n_rank, n_in);
     if (c->index % 4 == 0) {
+        o.format = c->index % 8 == 0 ? NIB_ACT_NVFP4 : o.format;
         n_in = n_rank;
         type = NIB_WEIGHT_BF16;
         float *x = oc_new(c, sizeof(float) * (size_t)(n * o.n_groups * n_in) + 1);
