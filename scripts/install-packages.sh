@@ -16,6 +16,7 @@ library() {
 library jansson libjansson-dev
 library libpcre2-8 libpcre2-dev
 library cmocka libcmocka-dev
+library libmicrohttpd libmicrohttpd-dev
 
 if [ "${1:-}" = --clang ] && ! command -v clang >/dev/null; then packages="$packages clang libomp-dev"; fi
 

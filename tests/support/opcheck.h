@@ -55,7 +55,7 @@ bool oc_expect(struct oc_case *c, bool ok, const char *what);
 /* ---- Host data (opcheck_data.c) ---- */
 
 /* What rows of values look like. */
-enum oc_fill { OC_NORMAL, OC_ZEROS, OC_ONE_HOT, OC_HUGE, OC_TINY, OC_TIES, OC_OUTLIER, OC_N_FILLS };
+enum oc_fill { OC_NORMAL, OC_ZEROS, OC_ONE_HOT, OC_HUGE, OC_TINY, OC_TIES, OC_OUTLIER, OC_EDGES, OC_N_FILLS };
 enum oc_fill oc_fill_pick(struct oc_case *c);
 void oc_fill_row(struct oc_case *c, enum oc_fill fill, float *x, int32_t n, double scale);
 

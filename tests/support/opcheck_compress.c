@@ -384,6 +384,12 @@ void oc_check_index_select(struct oc_case *c)
             memcpy(a.keys.value + i * a.d, a.keys.value, 8 * (size_t)a.d);
         }
     }
+    if (oc_chance(c, 0.1)) {
+        /* A key that is NaN must be seen: its entry comes first. */
+        int64_t at = oc_store_row(&a.keys, &a.seqs, a.seqs.entry_page, 0, oc_range(c, 0, a.seqs.pos[0] / 4));
+        memset(a.keys.data + at * a.keys.row_bytes, 0xff, (size_t)a.keys.row_bytes);
+        oc_row_decode(a.keys.format, a.keys.data + at * a.keys.row_bytes, a.d, a.rope.n_rot, a.keys.value + at * a.d);
+    }
     oc_shape(c, "%d heads of %d, %d rotary, top_k %d, rows %d, keys format %d, scores %d", a.n_heads, a.d, a.rope.n_rot,
              a.top_k, a.q.dtype, a.keys.format, a.scores);
     oc_all(c, run_index, judge_index, &a, a.q.rows);

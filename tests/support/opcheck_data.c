@@ -11,8 +11,34 @@ enum oc_fill oc_fill_pick(struct oc_case *c)
     return oc_chance(c, 0.6) ? OC_NORMAL : (enum oc_fill)oc_range(c, 0, OC_N_FILLS - 1);
 }
 
+/* Blocks of 16 whose maxima sit where a block scale turns (448, 6, 127, 2688 and the floor 1e-4, times powers of two,
+ * now and then an ulp or two beside them) and whose other values are simple fractions of it, where codes tie. In half
+ * of the rows the maxima are odd multiples of 1/28 of the row's, where NVFP4 block scales tie but for rounding. */
+static void fill_edges(struct oc_case *c, float *x, int32_t n)
+{
+    static const double turns[] = {448, 6, 127, 2688, 1, 336};
+    int                 power = oc_range(c, -12, 12);
+    bool                scales_tie = oc_chance(c, 0.5);
+    double              unit = 16 * (1 + oc_uniform(c));
+    for (int32_t k = 0; k < n; k++) {
+        if (k % 16 == 0) {
+            double turn = turns[oc_range(c, 0, 5)];
+            if (scales_tie)
+                turn = unit * (k == 0 ? 28 : 2 * oc_range(c, 8, 12) + 1);
+            double top = oc_chance(c, 0.1) ? 1e-4 : ldexp(turn, power + (k == 0 ? 0 : oc_range(c, -3, 0)));
+            x[k] = (float)(top * (1 + 0x1p-23 * (oc_chance(c, 0.4) ? oc_range(c, -2, 2) : 0)));
+        } else {
+            x[k] = x[k / 16 * 16] * (float)oc_range(c, -24, 24) / 24;
+        }
+    }
+}
+
 void oc_fill_row(struct oc_case *c, enum oc_fill fill, float *x, int32_t n, double scale)
 {
+    if (fill == OC_EDGES) {
+        fill_edges(c, x, n);
+        return;
+    }
     int32_t hot = oc_range(c, 0, n - 1);
     double  size = fill == OC_HUGE ? 1e12 : fill == OC_TINY ? 1e-25 : 1;
     for (int32_t i = 0; i < n; i++) {

@@ -104,10 +104,10 @@ static void put_nibble(uint8_t *codes, int32_t i, uint8_t code)
 
 static void fp8_quantise(const float *x, int32_t n, int32_t block, uint8_t *codes, uint8_t *scales)
 {
+    memset(codes, 0, (size_t)n);
     for (int32_t k = 0; k < n; k += block) {
         float amax = absmax(x + k, least(block, n - k));
         scales[k / block] = 255;
-        memset(codes + k, 0, (size_t)least(block, n - k));
         if (isnan(amax))
             continue;
         amax = amax > 1e-4f ? amax : 1e-4f;
@@ -148,9 +148,9 @@ static void int8_quantise(const float *x, int32_t n, uint8_t *codes, float *scal
 
 static void fp4_quantise(const float *x, int32_t n, uint8_t *codes, uint8_t *scales)
 {
+    memset(codes, 0, ((size_t)n + 1) / 2);
     for (int32_t k = 0; k < n; k += 32) {
         float amax = absmax(x + k, least(32, n - k));
-        memset(codes + k / 2, 0, ((size_t)least(32, n - k) + 1) / 2);
         scales[k / 32] = 255;
         if (isnan(amax))
             continue;

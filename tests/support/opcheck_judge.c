@@ -62,6 +62,9 @@ void oc_judge_emitted(struct oc_case *c, const struct oc_result *got, const stru
         oc_quantise(format, x, cols, own_codes, own_scales, &own_g);
         oc_dequantise(format, own_codes, own_scales, own_g, cols, want);
         oc_dequantise(format, oc_row_at(codes, r), oc_row_at(scales, r), g, cols, have);
+        for (int32_t i = 0; i < (cols + 127) / 128 && format == NIB_ACT_FP8; i++)
+            if (oc_row_at(scales, r)[i] != own_scales[i])
+                oc_fail(c, "row %d, block %d: scale byte %d, wanted %d", r, i, oc_row_at(scales, r)[i], own_scales[i]);
         for (int32_t i = 0; i < cols; i++)
             if (have[i] != want[i] && !(isnan(have[i]) && isnan(want[i]))) {
                 oc_fail(c, "quantised row %d, channel %d of %d: %.9g became %.9g, wanted %.9g", r, i, cols,

@@ -2,6 +2,7 @@
 #include "support/opcheck.h"
 
 #include <math.h>
+#include <string.h>
 
 static enum nib_dtype pick_dtype(struct oc_case *c)
 {
@@ -224,6 +225,19 @@ static void judge_o_a(struct oc_case *c, const void *data, const struct oc_resul
     oc_judge_emitted(c, got, y, o->format, o->x.rows, n_out);
 }
 
+/* The identity in each group: what is quantised is x itself, with all its edges and ties. */
+static struct oc_weight *identity(struct oc_case *c, int32_t n_groups, int32_t n)
+{
+    struct oc_weight *w = oc_weight_new(c, NIB_WEIGHT_BF16, NIB_ACT_PLAIN, 1, n_groups * n, n);
+    uint8_t          *data = (uint8_t *)(uintptr_t)w->desc.part[0].data;
+    for (int32_t i = 0; i < n_groups * n * n; i++) {
+        uint16_t one = i / n % n == i % n ? 0x3f80 : 0;
+        memcpy(data + 2 * i, &one, 2);
+        w->value[i] = one ? 1 : 0;
+    }
+    return w;
+}
+
 void oc_check_o_a(struct oc_case *c)
 {
     enum nib_weight_type type = (enum nib_weight_type)(c->index % 5);
@@ -234,6 +248,16 @@ void oc_check_o_a(struct oc_case *c)
     n_in = n_in > 384 ? 384 : n_in;
     o.x = oc_mat_new(c, pick_dtype(c), n, o.n_groups * n_in, 1, oc_chance(c, 0.15));
     o.w = oc_weight_new(c, type, NIB_ACT_PLAIN, 1, o.n_groups * n_rank, n_in);
+    if (c->index % 4 == 0) {
+        o.format = c->index % 8 == 0 ? NIB_ACT_NVFP4 : o.format;
+        n_in = n_rank;
+        type = NIB_WEIGHT_BF16;
+        float *x = oc_new(c, sizeof(float) * (size_t)(n * o.n_groups * n_in) + 1);
+        for (int32_t t = 0; t < n; t++)
+            oc_fill_row(c, OC_EDGES, x + t * o.n_groups * n_in, o.n_groups * n_in, 1);
+        o.x = oc_mat_of(c, NIB_DTYPE_F32, n, o.n_groups * n_in, x);
+        o.w = identity(c, o.n_groups, n_in);
+    }
     oc_shape(c, "%d rows, %d groups of [%d, %d] type %d, x %d, y %d format %d plain %d", n, o.n_groups, n_rank, n_in,
              type, o.x.dtype, o.dtype, o.format, o.plain);
     oc_all(c, run_o_a, judge_o_a, &o, n);

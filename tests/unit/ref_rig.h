@@ -1,5 +1,6 @@
-/* What the tests of the reference backend share: an opened backend of small odd shapes, memory that is freed with it,
- * matrices, steps of several sequences on scattered pages, and weights of every type with their values in double. */
+/* What the tests of the reference backend share (with RIG_API defined, those of another one): an opened backend of small odd
+ * shapes, memory that is freed with it, matrices, steps of several sequences on scattered pages, and weights of every type
+ * with their values in double. */
 #ifndef NIB_TESTS_REF_RIG_H
 #define NIB_TESTS_REF_RIG_H
 
@@ -15,6 +16,11 @@
 #include "number/bf16.h"
 #include "number/weight_rows.h"
 #include "unit/number_model.h"
+
+/* The backend; others must also have memory that the host can read and write. */
+#ifndef RIG_API
+#define RIG_API nib_backend_ref
+#endif
 
 enum {
     RIG_ROWS = 700, RIG_SEQS = 3, RIG_CTX = 700, RIG_DIM = 96, RIG_HC = 4, RIG_HEADS = 10, RIG_HEAD_DIM = 48,
@@ -51,23 +57,23 @@ static inline void rig_open(struct rig *r, int n_threads)
     struct nib_error          err;
     memset(r, 0, sizeof *r);
     r->seed = 77;
-    assert_int_equal(nib_backend_ref.open(&c, &r->b, &err), NIB_OK);
-    r->s = nib_backend_ref.stream(r->b);
-    r->ops = nib_backend_ref.ops;
+    assert_int_equal(RIG_API.open(&c, &r->b, &err), NIB_OK);
+    r->s = RIG_API.stream(r->b);
+    r->ops = RIG_API.ops;
 }
 
 static inline void rig_close(struct rig *r)
 {
     while (r->n_weight > 0)
-        nib_backend_ref.weight_free(r->b, r->weight[--r->n_weight]);
+        RIG_API.weight_free(r->b, r->weight[--r->n_weight]);
     while (r->n_memory > 0)
-        nib_backend_ref.release(r->b, r->memory[--r->n_memory]);
-    nib_backend_ref.close(r->b);
+        RIG_API.release(r->b, r->memory[--r->n_memory]);
+    RIG_API.close(r->b);
 }
 
 static inline void *rig_alloc(struct rig *r, size_t bytes)
 {
-    void *p = nib_backend_ref.alloc(r->b, bytes);
+    void *p = RIG_API.alloc(r->b, bytes);
     assert_non_null(p);
     assert_true(r->n_memory < RIG_MEMORY);
     r->memory[r->n_memory++] = p;
@@ -258,7 +264,7 @@ static inline struct nib_weight *rig_weight(struct rig *r, enum nib_weight_type 
         part[e] = (struct nib_weight_part){codes, type <= NIB_WEIGHT_BF16 ? NULL : scales, g};
     }
     struct nib_weight_desc d = {type, act, n_stack, n_out, n_in, part};
-    assert_int_equal(nib_backend_ref.weight_pack(r->b, &d, &w, &err), NIB_OK);
+    assert_int_equal(RIG_API.weight_pack(r->b, &d, &w, &err), NIB_OK);
     r->weight[r->n_weight++] = w;
     return w;
 }

@@ -105,7 +105,7 @@ enum nib_status nib_cpu_attend(struct nib_stream *s, const struct nib_attend_arg
     int32_t n_rows = a->rows->n_rows, n_parts = 1;
     while (n_rows * n_parts < 2 * s->n_threads && n_parts * 2 <= a->n_heads && n_parts < s->n_threads)
         n_parts *= 2;
-#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)n_rows * a->q.cols * 2 * a->n_window)) schedule(dynamic, 1)
     for (int32_t item = 0; item < n_rows * n_parts; item++) {
         int32_t part = item % n_parts, h0 = a->n_heads * part / n_parts, h1 = a->n_heads * (part + 1) / n_parts;
         attend_heads(s, a, &s->scratch.thread[omp_get_thread_num()], item / n_parts, h0, h1 - h0);

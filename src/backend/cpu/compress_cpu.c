@@ -102,7 +102,7 @@ static void push(const struct nib_compress_args *a, int32_t t)
 enum nib_status nib_cpu_compress(struct nib_stream *s, const struct nib_compress_args *a)
 {
     int32_t n = a->rows->n_rows;
-#pragma omp parallel num_threads(s->n_threads)
+#pragma omp parallel num_threads(nib_cpu_threads(s, (int64_t)n * a->kv.cols * 4))
     {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
 #pragma omp for schedule(dynamic, 4)

@@ -58,6 +58,14 @@ struct nib_stream {
     struct nib_cpu_scratch scratch;
 };
 
+/* Threads for an op of about so many multiply-adds. Waking a team takes microseconds (and far more where cores are shared), so what
+ * one thread does in less runs on the caller's alone; this changes no bit. */
+#define NIB_CPU_TEAM_WORK 100000
+static inline int nib_cpu_threads(const struct nib_stream *s, int64_t work)
+{
+    return work < NIB_CPU_TEAM_WORK ? 1 : s->n_threads;
+}
+
 /* ---- Weights (weights_cpu.c) ---- */
 
 size_t          nib_cpu_weight_bytes(const struct nib_weight_desc *d);

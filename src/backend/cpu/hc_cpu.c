@@ -98,7 +98,7 @@ enum nib_status nib_cpu_hc_pre(struct nib_stream *s, const struct nib_hc_pre_arg
         struct nib_cpu_rows rows;
         nib_cpu_rows_prepare(s, &x, row0, n, NIB_CPU_NEED_PLAIN, &rows);
         mix_rows(s, &rows, a->fn, n_mix, width, n);
-#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)n * width * 4)) schedule(static)
         for (int32_t r = 0; r < n; r++)
             hc_pre_row(s, a, rows.plain + r * rows.plain_stride, s->scratch.mix + r * n_mix, row0 + r,
                        s->scratch.thread[omp_get_thread_num()].row[0]);
@@ -109,7 +109,7 @@ enum nib_status nib_cpu_hc_pre(struct nib_stream *s, const struct nib_hc_pre_arg
 enum nib_status nib_cpu_hc_post(struct nib_stream *s, const struct nib_hc_post_args *a)
 {
     int32_t n_hc = a->n_hc, dim = a->y.cols;
-#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)a->streams.rows * a->streams.cols * n_hc)) schedule(static)
     for (int32_t t = 0; t < a->y.rows; t++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         const float *y = nib_cpu_row_read(s, &a->y, t, 0, dim, th->row[0]);
@@ -133,7 +133,7 @@ enum nib_status nib_cpu_hc_head(struct nib_stream *s, const struct nib_hc_head_a
 {
     int32_t               n_hc = a->n_hc, dim = a->x.cols, width = n_hc * dim;
     struct nib_cpu_matrix fn = nib_cpu_matrix_f32(a->fn, n_hc, width);
-#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)a->n * width * n_hc)) schedule(dynamic, 1)
     for (int32_t t = 0; t < a->n; t++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         const float           *streams = nib_cpu_row_read(s, &a->streams, a->row[t], 0, width, th->row[0]);

@@ -127,7 +127,7 @@ static void index_group(struct nib_stream *s, const struct nib_index_select_args
         assert(visible <= s->n_entries_max);
         block0[r + 1] = block0[r] + (visible + NIB_CPU_KV_ROWS - 1) / NIB_CPU_KV_ROWS;
     }
-#pragma omp parallel num_threads(s->n_threads)
+#pragma omp parallel num_threads(nib_cpu_threads(s, (int64_t)block0[n] * NIB_CPU_KV_ROWS * a->q.cols))
     {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
 #pragma omp for schedule(static)

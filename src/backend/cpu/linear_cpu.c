@@ -10,7 +10,7 @@ static int32_t blocks_of(int32_t n_out) { return (n_out + NIB_CPU_TILE_OUTS - 1)
 enum nib_status nib_cpu_embed(struct nib_stream *s, const struct nib_embed_args *a)
 {
     struct nib_cpu_matrix w = nib_cpu_matrix_of(a->w, 0);
-#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)a->n_rows * w.n_in * a->n_copies)) schedule(static)
     for (int32_t t = 0; t < a->n_rows; t++) {
         float *x = s->scratch.thread[omp_get_thread_num()].row[0];
         s->k.decode_weight(&w, a->token[t], 0, w.n_in, x);
@@ -37,7 +37,7 @@ static void linear_group(struct nib_stream *s, const struct nib_linear_args *a, 
     nib_cpu_rows_prepare(s, &a->x, row0, n, need_any, &rows);
 
     int32_t n_tiles = (n + NIB_CPU_TILE_ROWS - 1) / NIB_CPU_TILE_ROWS, n_items = block0[a->n_weights] * n_tiles;
-#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)block0[a->n_weights] * NIB_CPU_TILE_OUTS * a->x.cols * n)) schedule(dynamic, 1)
     for (int32_t item = 0; item < n_items; item++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         int32_t                block = item / n_tiles, i = 0;
@@ -76,7 +76,7 @@ static void o_a_group(struct nib_stream *s, const struct nib_o_a_args *a, int32_
     int32_t n_rank = w.n_out / a->n_groups, n_blocks = blocks_of(n_rank);
     int32_t n_tiles = (n + NIB_CPU_TILE_ROWS - 1) / NIB_CPU_TILE_ROWS;
     float  *y = s->scratch.out;
-#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)w.n_out * w.n_in * n)) schedule(dynamic, 1)
     for (int32_t item = 0; item < a->n_groups * n_blocks * n_tiles; item++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         int32_t                g = item / n_tiles / n_blocks, o = item / n_tiles % n_blocks * NIB_CPU_TILE_OUTS;
@@ -88,7 +88,7 @@ static void o_a_group(struct nib_stream *s, const struct nib_o_a_args *a, int32_
             for (int32_t i = 0; i < n_outs; i++)
                 y[(int64_t)(r0 + r) * w.n_out + out + i] = th->tile_y[0][r * NIB_CPU_TILE_OUTS + i];
     }
-#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)w.n_out * n)) schedule(static)
     for (int32_t r = 0; r < n; r++)
         nib_cpu_act_write(s, &a->y, row0 + r, y + (int64_t)r * w.n_out);
 }

@@ -53,7 +53,7 @@ void nib_cpu_rows_prepare(struct nib_stream *s, const struct nib_act *x, int32_t
     }
     if (!bf16 && !values && !fp4)
         return;
-#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)n * x->cols)) schedule(static)
     for (int32_t r = 0; r < n; r++) {
         int64_t        t = first + r;
         const uint8_t *codes = x->codes + t * x->codes_stride, *scales = x->scales + t * x->scales_stride;
@@ -99,7 +99,7 @@ void nib_cpu_matmul(struct nib_stream *s, const struct nib_cpu_matrix *w, unsign
 {
     int32_t n_blocks = (w->n_out + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS;
     int32_t n_tiles = (n + NIB_CPU_TILE_ROWS - 1) / NIB_CPU_TILE_ROWS;
-#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)w->n_out * w->n_in * n)) schedule(dynamic, 1)
     for (int32_t i = 0; i < n_blocks * n_tiles; i++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         int32_t                out = i / n_tiles * NIB_CPU_TILE_OUTS, r0 = i % n_tiles * NIB_CPU_TILE_ROWS;

@@ -75,7 +75,7 @@ static void route(struct nib_stream *s, struct moe *m)
     struct nib_cpu_scratch    *x = &s->scratch;
     struct nib_cpu_matrix      router = nib_cpu_matrix_of(a->router, 0);
     nib_cpu_matmul(s, &router, NIB_CPU_NEED_PLAIN, &m->x, m->n, x->router, a->n_experts);
-#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)m->n * a->n_experts * a->top_k)) schedule(static)
     for (int32_t r = 0; r < m->n; r++)
         route_row(m, r, x->router + (int64_t)r * a->n_experts, x->chosen + r * a->top_k, x->weight + r * a->top_k);
 
@@ -148,7 +148,7 @@ static void gate_up(struct nib_stream *s, const struct moe *m)
     const struct nib_moe_args *a = m->a;
     int32_t widest = has_shared(a) && a->sw1->n_out > a->w1->n_out ? a->sw1->n_out : a->w1->n_out;
     int32_t n_blocks = (widest + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS;
-#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, 2 * (int64_t)m->first[a->n_experts + 1] * a->w1->n_out * m->dim)) schedule(dynamic, 1)
     for (int32_t item = 0; item < (a->n_experts + 1) * n_blocks; item++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         int32_t e = item / n_blocks, out = item % n_blocks * NIB_CPU_TILE_OUTS, end = m->first[e + 1];
@@ -195,7 +195,7 @@ static void inner_prepare(struct nib_stream *s, struct moe *m)
 {
     const struct nib_moe_args *a = m->a;
     int32_t                    n_pairs = n_pairs_of(m), n_all = m->first[a->n_experts + 1];
-#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)n_all * a->w1->n_out)) schedule(static)
     for (int32_t p = 0; p < n_all; p++) {
         const struct nib_weight *w2 = p < n_pairs ? a->w2 : a->sw2;
         if (w2->act != NIB_ACT_PLAIN)
@@ -241,7 +241,7 @@ static void down_block(const struct nib_stream *s, const struct moe *m, struct n
 static void down(struct nib_stream *s, const struct moe *m)
 {
     int32_t n_blocks = (m->dim + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS;
-#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)m->first[m->a->n_experts + 1] * m->a->w1->n_out * m->dim)) schedule(dynamic, 1)
     for (int32_t i = 0; i < n_blocks; i++) {
         int32_t out = i * NIB_CPU_TILE_OUTS;
         down_block(s, m, &s->scratch.thread[omp_get_thread_num()], out, min_of(m->dim - out, NIB_CPU_TILE_OUTS));

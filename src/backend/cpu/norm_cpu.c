@@ -7,7 +7,7 @@
 
 enum nib_status nib_cpu_norm(struct nib_stream *s, const struct nib_norm_args *a)
 {
-#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)a->x.rows * a->x.cols * 4)) schedule(static)
     for (int32_t t = 0; t < a->x.rows; t++) {
         float       *x = s->scratch.thread[omp_get_thread_num()].row[0];
         const float *src = nib_cpu_row_read(s, &a->x, t, 0, a->x.cols, x);
@@ -50,7 +50,7 @@ static void head_norm(const struct nib_stream *s, float *x, int32_t n, float eps
 enum nib_status nib_cpu_q_rope(struct nib_stream *s, const struct nib_q_rope_args *a)
 {
     bool bf16 = a->q.dtype == NIB_DTYPE_BF16;
-#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)a->q.rows * a->q.cols * 4)) schedule(static)
     for (int32_t t = 0; t < a->rows->n_rows; t++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         nib_cpu_angles(&a->rope, a->rows->pos[t] - a->rows->first_pos, th->angle);
@@ -72,7 +72,7 @@ enum nib_status nib_cpu_kv_insert(struct nib_stream *s, const struct nib_kv_inse
     const struct nib_rows *rows = a->rows;
     int32_t                d = a->kv.cols, n_rot = a->rope.n_rot;
     bool                   bf16 = a->kv.dtype == NIB_DTYPE_BF16;
-#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)rows->n_rows * d * 8)) schedule(static)
     for (int32_t t = 0; t < rows->n_rows; t++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         float                 *x = th->row[0];
@@ -96,7 +96,7 @@ enum nib_status nib_cpu_kv_insert(struct nib_stream *s, const struct nib_kv_inse
 enum nib_status nib_cpu_mtp_join(struct nib_stream *s, const struct nib_mtp_join_args *a)
 {
     int32_t dim = a->e.cols;
-#pragma omp parallel for num_threads(s->n_threads) schedule(static)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)a->h.rows * a->h.cols)) schedule(static)
     for (int32_t t = 0; t < a->e.rows; t++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         const float           *e = nib_cpu_row_read(s, &a->e, t, 0, dim, th->row[0]);

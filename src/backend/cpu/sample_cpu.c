@@ -161,7 +161,7 @@ static void sample_row(const struct nib_stream *s, const struct nib_sample_args 
 
 enum nib_status nib_cpu_sample(struct nib_stream *s, const struct nib_sample_args *a)
 {
-#pragma omp parallel for num_threads(s->n_threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)a->n * a->logits.cols * 16)) schedule(dynamic, 1)
     for (int32_t r = 0; r < a->n; r++)
         sample_row(s, a, &s->scratch.thread[omp_get_thread_num()], r);
     return NIB_OK;

@@ -4,6 +4,7 @@
  * decoded once for all its heads into shared memory. A lane scores one row of the 32, then owns channels 4 * lane + 128 * i
  * of the output. The running maximum starts at the sink, whose weight is 1. */
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 constexpr int kHeads = 8, kTile = 32;
@@ -33,6 +34,7 @@ NIB_DEVICE struct attended attended_by(const struct nib_attend_args &a, const st
 
 static __global__ void __launch_bounds__(32 * kHeads) attend_rows(const struct nib_attend_args a, const struct nib_rows rows)
 {
+    nib_grid_start();
     extern __shared__ float4 memory[];
     __shared__ float         angle[kMaxRotary];
     int64_t                  t = blockIdx.y;
@@ -120,6 +122,6 @@ enum nib_status nib_cuda_attend(struct nib_stream *s, const struct nib_attend_ar
     if (nib_cuda_attend_mma_takes(a))
         return nib_cuda_attend_mma(s, a);
     cudaFuncSetAttribute(attend_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    attend_rows<<<grid, 32 * kHeads, bytes, s->handle>>>(*a, *a->rows);
+    nib_launch(s, attend_rows, grid, 32 * kHeads, bytes, *a, *a->rows);
     return nib_cuda_check(s, cudaGetLastError(), "attend");
 }

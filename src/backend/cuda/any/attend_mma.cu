@@ -9,6 +9,7 @@
  * Bytes: each attended row once per 64 heads. Work: 4 * 512 multiply-adds per head and row, half of it again for the second
  * part of p. */
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 constexpr int kD = 512, kRot = 64, kNope = kD - kRot;
@@ -243,6 +244,7 @@ struct spans {
 template <int format> static __global__ void __launch_bounds__(kThreads, 1)
 attend_spans(const struct nib_attend_args a, const struct nib_rows rows, const struct spans sp)
 {
+    nib_grid_start();
     extern __shared__ __align__(16) uint8_t memory[];
     struct shared  *m = (struct shared *)memory;
     int64_t         t = sp.first_row + (int64_t)blockIdx.z;
@@ -290,6 +292,7 @@ attend_spans(const struct nib_attend_args a, const struct nib_rows rows, const s
 /* Grid (heads, rows), 128 threads: four channels each. */
 static __global__ void add_spans(const struct nib_attend_args a, const struct nib_rows rows, const struct spans sp)
 {
+    nib_grid_start();
     int64_t      t = sp.first_row + (int64_t)blockIdx.y;
     int32_t           h = blockIdx.x, c = threadIdx.x * 4, n = (attended_by(a, rows, t).n + sp.span_rows - 1) / sp.span_rows;
     const float      *part = sp.part + ((int64_t)blockIdx.y * sp.n_spans * sp.n_heads + h) * kPartFloats;
@@ -336,7 +339,7 @@ template <int format> static void launch(struct nib_stream *s, const struct nib_
 {
     dim3 grid((unsigned)sp.n_spans, (unsigned)((a->n_heads + kHeads - 1) / kHeads), (unsigned)n);
     cudaFuncSetAttribute(attend_spans<format>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct shared));
-    attend_spans<format><<<grid, kThreads, sizeof(struct shared), s->handle>>>(*a, *a->rows, sp);
+    nib_launch(s, attend_spans<format>, grid, kThreads, sizeof(struct shared), *a, *a->rows, sp);
 }
 
 /* Spans are a function of the op's arguments and the context, not of the rows. */
@@ -370,7 +373,7 @@ enum nib_status nib_cuda_attend_mma(struct nib_stream *s, const struct nib_atten
             launch<NIB_ROW_NVFP4>(s, a, sp, n);
         else
             launch<NIB_ROW_BF16>(s, a, sp, n);
-        add_spans<<<dim3((unsigned)a->n_heads, (unsigned)n), 128, 0, s->handle>>>(*a, *a->rows, sp);
+        nib_launch(s, add_spans, dim3((unsigned)a->n_heads, (unsigned)n), 128, 0, *a, *a->rows, sp);
     }
     return nib_cuda_check(s, cudaGetLastError(), "attend");
 }

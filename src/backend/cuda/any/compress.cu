@@ -1,6 +1,7 @@
 /* The compressor: one block an entry that this step completes, one thread a few channels of it; then the step's last raw
  * rows into the ring. */
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 constexpr int kMaxRotary = 512;
@@ -62,7 +63,8 @@ NIB_DEVICE void round_block(float *x, int32_t n, bool bf16)
 
 static __global__ void emit_entries(const struct nib_compress_args a, const struct nib_rows rows)
 {
-    extern __shared__ float x[];
+    nib_grid_start();
+    extern __shared__ __align__(16) float x[];
     __shared__ float        angle[kMaxRotary];
     __shared__ double       buffer[32];
     __shared__ uint32_t     max_buffer[32];
@@ -91,6 +93,7 @@ static __global__ void emit_entries(const struct nib_compress_args a, const stru
 /* Only after every entry has read the older rows; no two of a sequence's last n_ring rows share a ring row. */
 static __global__ void push_rows(const struct nib_compress_args a, const struct nib_rows rows)
 {
+    nib_grid_start();
     int64_t t = blockIdx.x;
     int32_t seq = rows.seq[t], n = a.kv.cols;
     if (rows.seq_start[seq + 1] - t > a.frontier.n_ring)
@@ -107,7 +110,7 @@ enum nib_status nib_cuda_compress(struct nib_stream *s, const struct nib_compres
     unsigned n = (unsigned)a->rows->n_rows;
     if (n == 0)
         return NIB_OK;
-    emit_entries<<<n, 256, (size_t)a->width * sizeof(float), s->handle>>>(*a, *a->rows);
-    push_rows<<<n, 256, 0, s->handle>>>(*a, *a->rows);
+    nib_launch(s, emit_entries, n, 256, (size_t)a->width * sizeof(float), *a, *a->rows);
+    nib_launch(s, push_rows, n, 256, 0, *a, *a->rows);
     return nib_cuda_check(s, cudaGetLastError(), "compress");
 }

@@ -1,6 +1,7 @@
 /* Hyper-connections. Before a module: mixing coefficients (products of the streams with fn, spread over slices of their
  * channels), then one block a row: Sinkhorn, collapse, norm and activation rows. After it: the streams mixed in place. */
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 constexpr int kThreads = 512;
@@ -26,12 +27,19 @@ struct mix {
 template <int R> static __global__ void __launch_bounds__(32 * kMixWarps)
 mix_slices(const struct nib_mat streams, const float *fn, const struct mix m)
 {
+    nib_grid_start();
     int   lane = threadIdx.x % 32, row0 = blockIdx.y * R, width = streams.cols, k0 = blockIdx.x * kMixSlice + lane * kMixLane;
     float x[R][kMixLane];
+    bool by8 = nib_mat_by8(streams) && k0 + kMixLane <= width;
 #pragma unroll
-    for (int r = 0; r < R; r++)
+    for (int r = 0; r < R; r++) {
+        if (by8 && row0 + r < m.n_rows) {
+            nib_mat_get8(streams, m.row ? m.row[row0 + r] : row0 + r, k0, x[r]);
+            continue;
+        }
         for (int k = 0; k < kMixLane; k++)
             x[r][k] = row0 + r < m.n_rows && k0 + k < width ? nib_mat_get(streams, m.row ? m.row[row0 + r] : row0 + r, k0 + k) : 0;
+    }
     bool whole = k0 + kMixLane <= width && width % 4 == 0 && (uintptr_t)fn % 16 == 0;
     for (int i = threadIdx.x / 32; i <= m.n; i += kMixWarps) {
         float        w[kMixLane] = {};
@@ -79,9 +87,9 @@ static struct mix launch_mix(struct nib_stream *s, const struct nib_mat &streams
 {
     struct mix m = {s->mix, row, n_rows, n, (streams.cols + kMixSlice - 1) / kMixSlice};
     if (n_rows == 1)
-        mix_slices<1><<<(unsigned)m.n_slices, 32 * kMixWarps, 0, s->handle>>>(streams, fn, m);
+        nib_launch(s, mix_slices<1>, (unsigned)m.n_slices, 32 * kMixWarps, 0, streams, fn, m);
     else
-        mix_slices<kMixRows><<<dim3((unsigned)m.n_slices, (unsigned)((n_rows + kMixRows - 1) / kMixRows)), 32 * kMixWarps, 0, s->handle>>>(
+        nib_launch(s, mix_slices<kMixRows>, dim3((unsigned)m.n_slices, (unsigned)((n_rows + kMixRows - 1) / kMixRows)), 32 * kMixWarps, 0, 
             streams, fn, m);
     return m;
 }
@@ -89,11 +97,23 @@ static struct mix launch_mix(struct nib_stream *s, const struct nib_mat &streams
 /* x[c] = sum_i w[i] * stream[i][c], each product and sum rounded to fp32; rounded to bf16 if the streams are. */
 NIB_DEVICE void collapse_block(const struct nib_mat &streams, int64_t t, const double *w, int n_hc, int dim, float *x)
 {
-    for (int c = threadIdx.x; c < dim; c += blockDim.x) {
+    bool bf16 = streams.dtype == NIB_DTYPE_BF16;
+    int  whole = nib_mat_by8(streams) && dim % 8 == 0 ? dim : 0;
+    for (int c = threadIdx.x * 8; c < whole; c += blockDim.x * 8) {
+        float sum[8] = {}, stream[8];
+        for (int i = 0; i < n_hc; i++) {
+            nib_mat_get8(streams, t, (int64_t)i * dim + c, stream);
+            for (int k = 0; k < 8; k++)
+                sum[k] += (float)w[i] * stream[k];
+        }
+        for (int k = 0; k < 8; k++)
+            x[c + k] = bf16 ? nib_bf16_rounded(sum[k]) : sum[k];
+    }
+    for (int c = whole + threadIdx.x; c < dim; c += blockDim.x) {
         float sum = 0;
         for (int i = 0; i < n_hc; i++)
             sum += (float)w[i] * nib_mat_get(streams, t, (int64_t)i * dim + c);
-        x[c] = streams.dtype == NIB_DTYPE_BF16 ? nib_bf16_rounded(sum) : sum;
+        x[c] = bf16 ? nib_bf16_rounded(sum) : sum;
     }
     __syncthreads();
 }
@@ -139,7 +159,8 @@ NIB_DEVICE void post_and_comb(const struct nib_hc_pre_args &a, int64_t t, const 
 
 static __global__ void hc_pre_rows(const struct nib_hc_pre_args a, const struct mix m)
 {
-    extern __shared__ float x[];
+    nib_grid_start();
+    extern __shared__ __align__(16) float x[];
     __shared__ double       mix[kMixMax + 1], pre[8], buffer[32];
     __shared__ uint32_t     max_buffer[32];
     int64_t                 t = blockIdx.x;
@@ -167,42 +188,75 @@ enum nib_status nib_cuda_hc_pre(struct nib_stream *s, const struct nib_hc_pre_ar
         return NIB_OK;
     cudaFuncSetAttribute(hc_pre_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     struct mix m = launch_mix(s, a->streams, NULL, a->streams.rows, a->fn, (2 + a->n_hc) * a->n_hc);
-    hc_pre_rows<<<dim3((unsigned)a->streams.rows, 2), kThreads, bytes, s->handle>>>(*a, m);
+    nib_launch(s, hc_pre_rows, dim3((unsigned)a->streams.rows, 2), kThreads, bytes, *a, m);
     return nib_cuda_check(s, cudaGetLastError(), "hc_pre");
 }
 
-constexpr int kStreamsMax = 8;
+constexpr int kStreamsMax = 5; /* as check_dims() lets in */
+
+/* One channel of all streams, or eight. */
+template <int W> NIB_DEVICE void hc_post_channels(const struct nib_hc_post_args &a, int64_t t, int c)
+{
+    int    n = a.n_hc, dim = a.y.cols;
+    float  old[kStreamsMax][W], y[W], out[W];
+    double post = 0, comb = 0;
+    if (W == 8)
+        nib_mat_get8(a.y, t, c, y);
+    else
+        y[0] = nib_mat_get(a.y, t, c);
+#pragma unroll
+    for (int j = 0; j < kStreamsMax; j++) {
+        if (j < n && W == 8)
+            nib_mat_get8(a.streams, t, (int64_t)j * dim + c, old[j]);
+        else if (j < n)
+            old[j][0] = nib_mat_get(a.streams, t, (int64_t)j * dim + c);
+    }
+    for (int k = 0; k < n; k++) {
+        double sum[W];
+        post = (double)nib_mat_get(a.post, t, k);
+        for (int i = 0; i < W; i++)
+            sum[i] = post * (double)y[i];
+#pragma unroll
+        for (int j = 0; j < kStreamsMax; j++) {
+            if (j >= n)
+                continue;
+            comb = (double)nib_mat_get(a.comb, t, j * n + k);
+            for (int i = 0; i < W; i++)
+                sum[i] += comb * (double)old[j][i];
+        }
+        for (int i = 0; i < W; i++)
+            out[i] = (float)sum[i];
+        if (W == 8)
+            nib_mat_set8(a.streams, t, (int64_t)k * dim + c, out);
+        else
+            nib_mat_set(a.streams, t, (int64_t)k * dim + c, out[0]);
+    }
+}
 
 static __global__ void hc_post_rows(const struct nib_hc_post_args a)
 {
-    int64_t t = blockIdx.y;
-    int     n = a.n_hc, dim = a.y.cols, c = blockIdx.x * blockDim.x + threadIdx.x;
-    float   old[kStreamsMax];
-    if (c >= dim)
-        return;
-    double y = (double)nib_mat_get(a.y, t, c);
-    for (int j = 0; j < n; j++)
-        old[j] = nib_mat_get(a.streams, t, (int64_t)j * dim + c);
-    for (int k = 0; k < n; k++) {
-        double sum = (double)nib_mat_get(a.post, t, k) * y;
-        for (int j = 0; j < n; j++)
-            sum += (double)nib_mat_get(a.comb, t, j * n + k) * (double)old[j];
-        nib_mat_set(a.streams, t, (int64_t)k * dim + c, (float)sum);
-    }
+    nib_grid_start();
+    int  c = blockIdx.x * blockDim.x + threadIdx.x;
+    bool by8 = nib_mat_by8(a.y) && nib_mat_by8(a.streams) && a.y.cols % 8 == 0;
+    if (by8 && c * 8 < a.y.cols)
+        hc_post_channels<8>(a, blockIdx.y, c * 8);
+    else if (!by8 && c < a.y.cols)
+        hc_post_channels<1>(a, blockIdx.y, c);
 }
 
 enum nib_status nib_cuda_hc_post(struct nib_stream *s, const struct nib_hc_post_args *a)
 {
-    dim3 grid((unsigned)((a->y.cols + 255) / 256), (unsigned)a->streams.rows);
+    dim3 grid((unsigned)((a->y.cols + 63) / 64), (unsigned)a->streams.rows);
     if (a->streams.rows == 0)
         return NIB_OK;
-    hc_post_rows<<<grid, 256, 0, s->handle>>>(*a);
+    nib_launch(s, hc_post_rows, grid, 64, 0, *a);
     return nib_cuda_check(s, cudaGetLastError(), "hc_post");
 }
 
 static __global__ void hc_head_rows(const struct nib_hc_head_args a, const struct mix m)
 {
-    extern __shared__ float x[];
+    nib_grid_start();
+    extern __shared__ __align__(16) float x[];
     __shared__ double       mix[kMixMax + 1], buffer[32];
     int64_t                 t = blockIdx.x, row = a.row[t];
     int                     n = a.n_hc, dim = a.streams.cols / n;
@@ -226,6 +280,6 @@ enum nib_status nib_cuda_hc_head(struct nib_stream *s, const struct nib_hc_head_
         return NIB_OK;
     cudaFuncSetAttribute(hc_head_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     struct mix m = launch_mix(s, a->streams, a->row, a->n, a->fn, a->n_hc);
-    hc_head_rows<<<(unsigned)a->n, kThreads, bytes, s->handle>>>(*a, m);
+    nib_launch(s, hc_head_rows, (unsigned)a->n, kThreads, bytes, *a, m);
     return nib_cuda_check(s, cudaGetLastError(), "hc_head");
 }

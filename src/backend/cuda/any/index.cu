@@ -1,6 +1,7 @@
 /* Which compressed entries a query attends to: the query brought to the form of its keys, scores of all visible entries in
  * fp32, and an exact selection by radix, in ascending order. */
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 constexpr int kMaxRotary = 512;
@@ -19,6 +20,7 @@ NIB_DEVICE bool is_scored(const struct nib_index_select_args &a, int32_t visible
 /* Grid (heads, rows). */
 static __global__ void index_query(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first)
 {
+    nib_grid_start();
     extern __shared__ float x[];
     __shared__ float        angle[kMaxRotary];
     int64_t                 t = first + (int64_t)blockIdx.y, col = (int64_t)blockIdx.x * a.dim;
@@ -57,6 +59,7 @@ constexpr int kScoreHeads = 8;     /* heads that share one reading of a key */
 static __global__ void index_scores(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first, float *score,
                                     int64_t score_stride)
 {
+    nib_grid_start();
     extern __shared__ float key[];
     int64_t                 t = first + (int64_t)blockIdx.y;
     int32_t                 visible = visible_of(a, rows, t), n_heads = nib_round_up(a.n_heads, kScoreHeads), e = threadIdx.x;
@@ -183,6 +186,7 @@ NIB_DEVICE uint32_t radix_cut(const float *score, int32_t n, int32_t k, int32_t 
 static __global__ void index_take(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first, const float *score,
                                   int64_t score_stride)
 {
+    nib_grid_start();
     __shared__ int32_t histogram[256], counts[32], state[2];
     int64_t            t = first + (int64_t)blockIdx.x;
     int32_t            visible = visible_of(a, rows, t), n = min(visible, a.top_k), *selected = a.selected + t * a.top_k;
@@ -224,12 +228,12 @@ enum nib_status nib_cuda_index_select(struct nib_stream *s, const struct nib_ind
         n = rows->n_rows - first < fit ? rows->n_rows - first : fit;
         int64_t blocks = (n_entries + kScoreEntries - 1) / kScoreEntries, most = 8 * (int64_t)s->n_sms / n + 1;
         dim3    grid((unsigned)(blocks < most ? blocks : most), (unsigned)n);
-        index_query<<<dim3((unsigned)a->n_heads, (unsigned)n), 64, query, s->handle>>>(*a, *rows, first);
+        nib_launch(s, index_query, dim3((unsigned)a->n_heads, (unsigned)n), 64, query, *a, *rows, first);
         if (nib_cuda_index_mma_takes(a))
             nib_cuda_index_mma(s, a, first, n, n_entries);
         else
-            index_scores<<<grid, kScoreEntries, score, s->handle>>>(*a, *rows, first, s->score, n_entries);
-        index_take<<<(unsigned)n, kSelectThreads, 0, s->handle>>>(*a, *rows, first, s->score, n_entries);
+            nib_launch(s, index_scores, grid, kScoreEntries, score, *a, *rows, first, s->score, n_entries);
+        nib_launch(s, index_take, (unsigned)n, kSelectThreads, 0, *a, *rows, first, s->score, n_entries);
     }
     return nib_cuda_check(s, cudaGetLastError(), "index_select");
 }

@@ -3,6 +3,7 @@
  * heads' products with one reading of the keys, then the weighted sum of their positive parts over heads. Products are
  * exact, sums fp32. */
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 constexpr int kDim = 128, kEntries = 64, kWarps = 4, kThreads = 32 * kWarps, kHeadsMax = 128;
@@ -27,6 +28,7 @@ NIB_DEVICE uint4 fp4_key(const uint8_t *row, int c)
 static __global__ void __launch_bounds__(kThreads)
 index_scores_mma(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first, float *score, int64_t score_stride)
 {
+    nib_grid_start();
     extern __shared__ __align__(16) uint16_t memory[]; /* queries [heads][kRowHalves], keys [kEntries][kRowHalves] */
     __shared__ float                         weight[kHeadsMax];
     int64_t        t = first + (int64_t)blockIdx.y;
@@ -113,5 +115,5 @@ void nib_cuda_index_mma(struct nib_stream *s, const struct nib_index_select_args
     int64_t blocks = (n_entries + kEntries - 1) / kEntries, most = 8 * (int64_t)s->n_sms / n + 1;
     dim3    grid((unsigned)(blocks < most ? blocks : most), (unsigned)n);
     cudaFuncSetAttribute(index_scores_mma, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    index_scores_mma<<<grid, kThreads, bytes, s->handle>>>(*a, *a->rows, first, s->score, n_entries);
+    nib_launch(s, index_scores_mma, grid, kThreads, bytes, *a, *a->rows, first, s->score, n_entries);
 }

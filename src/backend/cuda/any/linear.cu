@@ -4,6 +4,7 @@
  * whose columns its warps share; their sums meet in shared memory in a fixed order. Bytes: each weight code once per row
  * block of 8, 16 or 32. */
 #include "backend/cuda/device/products.cuh"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 /* ---- Rows made ready ---- */
@@ -19,6 +20,7 @@ NIB_DEVICE float row_value(const struct nib_act &x, enum nib_act_format act, int
 static __global__ void split_rows(const struct nib_act x, enum nib_act_format act, int32_t first, int n_parts, uint16_t *part,
                                   int64_t part_stride, int32_t *exponent)
 {
+    nib_grid_start();
     __shared__ uint32_t buffer[32];
     int64_t             row = blockIdx.x;
     uint32_t            most = 0;
@@ -33,6 +35,7 @@ static __global__ void split_rows(const struct nib_act x, enum nib_act_format ac
 
 static __global__ void float_rows(const struct nib_act x, enum nib_act_format act, int32_t first, float *out)
 {
+    nib_grid_start();
     int32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < x.cols)
         out[(int64_t)blockIdx.y * x.cols + i] = row_value(x, act, first + (int64_t)blockIdx.y, i);
@@ -59,7 +62,7 @@ enum nib_status nib_cuda_rows_prepare(struct nib_stream *s, const struct nib_act
             return NIB_OK;
         }
         float *to = (float *)(s->parts + *at);
-        float_rows<<<grid, 256, 0, s->handle>>>(*x, act, first, to);
+        nib_launch(s, float_rows, grid, 256, 0, *x, act, first, to);
         out->f32 = to;
         out->f32_stride = x->cols;
         *at += 2 * (int64_t)n * x->cols;
@@ -78,7 +81,7 @@ enum nib_status nib_cuda_rows_prepare(struct nib_stream *s, const struct nib_act
     out->part_stride = (int64_t)n * x->cols;
     int32_t *exponent = s->exponent + (int64_t)(s->n_exponents++ % 8) * s->dims.n_rows_max;
     out->exponent = exponent;
-    split_rows<<<(unsigned)n, 256, 0, s->handle>>>(*x, act, first, out->n_parts, s->parts + *at, out->part_stride, exponent);
+    nib_launch(s, split_rows, (unsigned)n, 256, 0, *x, act, first, out->n_parts, s->parts + *at, out->part_stride, exponent);
     *at += out->n_parts * out->part_stride;
     return nib_cuda_check(s, cudaGetLastError(), "rows to bf16 parts");
 }
@@ -109,6 +112,7 @@ static int32_t blocks_of(const struct nib_cuda_matrix *w, bool wide)
 template <int NT> static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : 4)
 tiled_products(const __grid_constant__ struct tiled_args a)
 {
+    nib_grid_release();
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ const uint16_t              *row[NT * 8];
     __shared__ float                        sums[kWarps][kTileRows * NT * 8];
@@ -122,6 +126,11 @@ tiled_products(const __grid_constant__ struct tiled_args a)
     int32_t count = min(NT * 8, a.p.n - row0);
     struct nib_row_source rows = nib_row_source_of(row, x, count, w.n_in, warp % n_splits, n_splits, warp / n_splits, memory);
     struct nib_tile       t = nib_tile_of(w, 0, min(o, w.n_out - 1) / kTileRows, lane);
+
+    /* Weights belong to nobody: they may come while the kernel before this one still runs. */
+    if (o < w.n_out)
+        nib_tile_prefetch_any(w.type, t, rows.begin, rows.end);
+    nib_grid_wait();
 
     /* With groups of outputs, tiles may lie in more than one: every output takes its own. */
     float   acc[NT][4] = {};
@@ -161,7 +170,7 @@ template <int NT> static void launch_tiled(struct nib_stream *s, const struct ti
     }
     dim3 grid((unsigned)a.first_block[a.p.n_weights], (unsigned)((a.p.n + NT * 8 - 1) / (NT * 8)));
     cudaFuncSetAttribute(tiled_products<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    tiled_products<NT><<<grid, kThreads, bytes, s->handle>>>(a);
+    nib_launch(s, tiled_products<NT>, grid, kThreads, bytes, a);
 }
 
 /* ---- Stored weights ---- */
@@ -172,6 +181,7 @@ constexpr int kStoredRows = 8;
 static __global__ void stored_product(const struct nib_cuda_matrix w, const struct nib_cuda_rows x, int32_t n, int32_t group_rows,
                                       const struct nib_mat y)
 {
+    nib_grid_start();
     int     lane = threadIdx.x % 32;
     int64_t o = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     int32_t row0 = blockIdx.y * kStoredRows;
@@ -204,7 +214,7 @@ enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cud
     for (int32_t i = 0; i < p->n_weights; i++) {
         if (p->w[i].layout == NIB_CUDA_STORED) {
             dim3 grid((unsigned)((p->w[i].n_out + 7) / 8), (unsigned)((p->n + kStoredRows - 1) / kStoredRows));
-            stored_product<<<grid, 256, 0, s->handle>>>(p->w[i], p->x[i], p->n, p->group_rows, p->y[i]);
+            nib_launch(s, stored_product, grid, 256, 0, p->w[i], p->x[i], p->n, p->group_rows, p->y[i]);
             continue;
         }
         int32_t k = a.p.n_weights++;
@@ -280,7 +290,8 @@ enum nib_status nib_cuda_head(struct nib_stream *s, const struct nib_head_args *
 
 static __global__ void store_act(const struct nib_act y, const float *x, int64_t first)
 {
-    extern __shared__ float row[];
+    nib_grid_start();
+    extern __shared__ __align__(16) float row[];
     __shared__ uint32_t     buffer[32];
     for (int32_t i = threadIdx.x; i < y.cols; i += blockDim.x)
         row[i] = x[(int64_t)blockIdx.x * y.cols + i];
@@ -313,7 +324,7 @@ enum nib_status nib_cuda_o_a(struct nib_stream *s, const struct nib_o_a_args *a)
         if (!direct) {
             size_t bytes = (size_t)a->y.cols * sizeof(float);
             cudaFuncSetAttribute(store_act, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-            store_act<<<(unsigned)n, 256, bytes, s->handle>>>(a->y, s->out, first);
+            nib_launch(s, store_act, (unsigned)n, 256, bytes, a->y, s->out, first);
             NIB_TRY(nib_cuda_check(s, cudaGetLastError(), "activation rows of o_a"));
         }
     }
@@ -322,6 +333,7 @@ enum nib_status nib_cuda_o_a(struct nib_stream *s, const struct nib_o_a_args *a)
 
 static __global__ void embed_rows(const int32_t *token, int32_t n_copies, const struct nib_cuda_matrix w, const struct nib_mat y)
 {
+    nib_grid_start();
     int64_t t = blockIdx.x, o = token[t];
     for (int32_t i = threadIdx.x; i < w.n_in; i += blockDim.x) {
         float v = nib_matrix_value(w, 0, o, i) * nib_alpha_of(w, 0);
@@ -334,6 +346,6 @@ enum nib_status nib_cuda_embed(struct nib_stream *s, const struct nib_embed_args
 {
     if (a->n_rows == 0)
         return NIB_OK;
-    embed_rows<<<(unsigned)a->n_rows, 256, 0, s->handle>>>(a->token, a->n_copies, *nib_cuda_matrix_of(a->w), a->y);
+    nib_launch(s, embed_rows, (unsigned)a->n_rows, 256, 0, a->token, a->n_copies, *nib_cuda_matrix_of(a->w), a->y);
     return nib_cuda_check(s, cudaGetLastError(), "embed");
 }

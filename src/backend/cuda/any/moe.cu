@@ -3,6 +3,7 @@
  * and up to NT * 8 of its pairs; blocks without a segment leave at once. The shared expert's rows follow as more segments of
  * the same launches, so it costs no launch of its own. Bytes: a routed expert's codes once per segment. */
 #include "backend/cuda/device/products.cuh"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 /* ---- Routing ---- */
@@ -27,6 +28,7 @@ NIB_DEVICE float route_score(float z)
 static __global__ void choose_experts(const struct nib_moe_args a, const struct nib_rows rows, int32_t first, float *route,
                                       int32_t *chosen, float *weight)
 {
+    nib_grid_start();
     extern __shared__ uint32_t key[];
     bool                      *taken = (bool *)(key + a.n_experts);
     int                        lane = threadIdx.x, k = a.top_k;
@@ -82,6 +84,7 @@ static __global__ void choose_experts(const struct nib_moe_args a, const struct 
 static __global__ void sort_pairs(int32_t n_experts, int32_t n_pairs, int32_t segment_rows, const int32_t *chosen,
                                   const struct nib_cuda_moe_scratch m)
 {
+    nib_grid_start();
     extern __shared__ int32_t count[];
     int32_t                  *fill = count + n_experts;
     for (int e = threadIdx.x; e < n_experts; e += blockDim.x)
@@ -195,6 +198,7 @@ static __host__ __device__ inline int splits_of(int32_t n_in)
 template <int NT> static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : 4)
 gate_up(const __grid_constant__ struct moe_args a)
 {
+    nib_grid_start();
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ const uint16_t              *row[NT * 8];
     __shared__ float                        sums[kWarps][kTileRows * NT * 8];
@@ -208,14 +212,15 @@ gate_up(const __grid_constant__ struct moe_args a)
     int64_t n_tiles = (n + kTileRows - 1) / kTileRows;
     if (tile0 >= n_tiles)
         return;
+    struct nib_tile t = nib_tile_of(which ? side.w3 : side.w1, seg.stack, min(tile, n_tiles - 1), lane);
     if ((int)threadIdx.x < seg.count)
         row[threadIdx.x] = side.x.part + row_of(a, seg, threadIdx.x) * side.x.stride;
     __syncthreads();
     /* Pairs of warps (w1's and w3's) and, with one span, all four share the rows. */
     struct nib_row_source rows = nib_row_source_of(row, side.x, seg.count, side.w1.n_in, split, n_splits,
                                                    n_splits == 1 ? warp : warp % 2, memory);
-    float           acc[NT][4] = {};
-    struct nib_tile t = nib_tile_of(which ? side.w3 : side.w1, seg.stack, min(tile, n_tiles - 1), lane);
+    float acc[NT][4] = {};
+    nib_tile_prefetch_any(side.w1.type, t, rows.begin, rows.end);
     nib_tile_multiply_any<NT>(side.w1.type, t, rows, tile >= n_tiles, acc);
     nib_sums_put<NT>(acc, lane, sums[warp]);
     __syncthreads();
@@ -248,6 +253,7 @@ gate_up(const __grid_constant__ struct moe_args a)
 template <int NT> static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : 4)
 down(const __grid_constant__ struct moe_args a)
 {
+    nib_grid_start();
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ const uint16_t              *row[NT * 8];
     __shared__ float                        sums[kWarps][kTileRows * NT * 8];
@@ -268,6 +274,7 @@ down(const __grid_constant__ struct moe_args a)
                                                    warp / n_splits, memory);
     float           acc[NT][4] = {};
     struct nib_tile t = nib_tile_of(side.w2, seg.stack, min(tile, n_tiles - 1), lane);
+    nib_tile_prefetch_any(side.w2.type, t, rows.begin, rows.end);
     nib_tile_multiply_any<NT>(side.w2.type, t, rows, tile >= n_tiles, acc);
     nib_sums_put<NT>(acc, lane, sums[warp]);
     __syncthreads();
@@ -300,6 +307,7 @@ NIB_DEVICE float stored_dot(const struct nib_cuda_matrix &w, int32_t stack, int6
 
 static __global__ void stored_gate_up(const struct moe_args a, int shared)
 {
+    nib_grid_start();
     const struct side &side = a.side[shared];
     int64_t            o = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, p = blockIdx.y;
     if (o >= side.w1.n_out)
@@ -315,6 +323,7 @@ static __global__ void stored_gate_up(const struct moe_args a, int shared)
 
 static __global__ void stored_down(const struct moe_args a, int shared)
 {
+    nib_grid_start();
     const struct side &side = a.side[shared];
     int64_t            o = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, p = blockIdx.y;
     if (o >= a.dim)
@@ -334,6 +343,7 @@ static __global__ void stored_down(const struct moe_args a, int shared)
 static __global__ void finish_hidden(enum nib_act_format act, int32_t n, float *hidden, int n_parts, uint16_t *part, int64_t part_stride,
                                      int32_t *exponent)
 {
+    nib_grid_start();
     extern __shared__ float row[];
     __shared__ uint32_t     buffer[32];
     __shared__ float        row_scale;
@@ -363,6 +373,7 @@ static __global__ void finish_hidden(enum nib_act_format act, int32_t n, float *
 /* y[t] = sum over chosen experts in ascending id, then the shared expert. */
 static __global__ void combine(const struct moe_args a, int32_t first, const struct nib_mat y)
 {
+    nib_grid_start();
     extern __shared__ int32_t order[]; /* [top_k] sorted places */
     int64_t                   t = blockIdx.y;
     int32_t                   k = a.top_k, c = blockIdx.x * blockDim.x + threadIdx.x;
@@ -409,7 +420,7 @@ template <int NT> static void launch_gate_up(struct nib_stream *s, const struct 
         x = most(x, (int32_t)tiles_grid(a.side[i].w1.n_out, 2 / splits_of(a.side[i].w1.n_in)));
     size_t bytes = nib_rows_bytes(2, parts, most_rows(a, NT * 8));
     cudaFuncSetAttribute(gate_up<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    gate_up<NT><<<dim3((unsigned)x, n_segments), kThreads, bytes, s->handle>>>(a);
+    nib_launch(s, gate_up<NT>, dim3((unsigned)x, n_segments), kThreads, bytes, a);
 }
 
 template <int NT> static void launch_down(struct nib_stream *s, const struct moe_args &a, unsigned n_segments)
@@ -419,7 +430,7 @@ template <int NT> static void launch_down(struct nib_stream *s, const struct moe
         x = most(x, (int32_t)tiles_grid(a.dim, kWarps / splits_of(a.side[i].w2.n_in)));
     size_t bytes = nib_rows_bytes(2, parts, most_rows(a, NT * 8));
     cudaFuncSetAttribute(down<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    down<NT><<<dim3((unsigned)x, n_segments), kThreads, bytes, s->handle>>>(a);
+    nib_launch(s, down<NT>, dim3((unsigned)x, n_segments), kThreads, bytes, a);
 }
 
 /* Rows of hidden become the inner rows of w2. */
@@ -440,7 +451,7 @@ static void launch_finish(struct nib_stream *s, struct moe_args *a, const struct
         return;
     side->inner.exponent = a->m.exponent + (i ? a->n_pairs : 0);
     cudaFuncSetAttribute(finish_hidden, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    finish_hidden<<<(unsigned)rows, 128, bytes, s->handle>>>(w2->act, n, a->m.hidden + side->hidden_at, stored ? 0 : side->inner.n_parts,
+    nib_launch(s, finish_hidden, (unsigned)rows, 128, bytes, w2->act, n, a->m.hidden + side->hidden_at, stored ? 0 : side->inner.n_parts,
                                                             a->m.parts + side->hidden_at, side->inner.part_stride,
                                                             a->m.exponent + (i ? a->n_pairs : 0));
 }
@@ -460,8 +471,7 @@ static void launch_stages(struct nib_stream *s, struct moe_args *a, const struct
             launch_gate_up<2>(s, *a, n_segments);
     } else {
         for (int i = 0; i < 2; i++)
-            stored_gate_up<<<dim3((unsigned)((a->side[i].w1.n_out + 7) / 8), (unsigned)(i ? a->n_rows : a->n_pairs)), 256, 0,
-                             s->handle>>>(*a, i);
+            nib_launch(s, stored_gate_up, dim3((unsigned)((a->side[i].w1.n_out + 7) / 8), (unsigned)(i ? a->n_rows : a->n_pairs)), 256, 0, *a, i);
     }
     for (int i = 0; i < 2; i++)
         launch_finish(s, a, w2[i], i, direct);
@@ -472,7 +482,7 @@ static void launch_stages(struct nib_stream *s, struct moe_args *a, const struct
             launch_down<2>(s, *a, n_segments);
     } else {
         for (int i = 0; i < 2; i++)
-            stored_down<<<dim3((unsigned)((a->dim + 7) / 8), (unsigned)(i ? a->n_rows : a->n_pairs)), 256, 0, s->handle>>>(*a, i);
+            nib_launch(s, stored_down, dim3((unsigned)((a->dim + 7) / 8), (unsigned)(i ? a->n_rows : a->n_pairs)), 256, 0, *a, i);
     }
 }
 
@@ -512,8 +522,8 @@ static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args 
     size_t keys = (size_t)a->n_experts * 5, counts = 2 * (size_t)a->n_experts * 4;
     cudaFuncSetAttribute(choose_experts, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)keys);
     cudaFuncSetAttribute(sort_pairs, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)counts);
-    choose_experts<<<(unsigned)n, 256, keys, s->handle>>>(*a, *a->rows, first, m->route, m->chosen, m->weight);
-    sort_pairs<<<1, 1024, counts, s->handle>>>(a->n_experts, args.n_pairs, wide * 8, m->chosen, *m);
+    nib_launch(s, choose_experts, (unsigned)n, 256, keys, *a, *a->rows, first, m->route, m->chosen, m->weight);
+    nib_launch(s, sort_pairs, 1, 1024, counts, a->n_experts, args.n_pairs, wide * 8, m->chosen, *m);
     NIB_TRY(nib_cuda_check(s, cudaGetLastError(), "routing"));
 
     for (int i = 0; i < 2; i++) {
@@ -536,7 +546,7 @@ static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args 
     }
     const struct nib_weight *const w2[2] = {a->w2, a->sw2};
     launch_stages(s, &args, w2, experts);
-    combine<<<dim3((unsigned)((args.dim + 255) / 256), (unsigned)n), 256, (size_t)a->top_k * 4, s->handle>>>(args, first, a->y);
+    nib_launch(s, combine, dim3((unsigned)((args.dim + 255) / 256), (unsigned)n), 256, (size_t)a->top_k * 4, args, first, a->y);
     return nib_cuda_check(s, cudaGetLastError(), "experts");
 }
 

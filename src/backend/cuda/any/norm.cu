@@ -1,6 +1,7 @@
 /* Row-wise steps: norm, query norm and rotation, KV insertion, the MTP join and copies of rows. One block a row (a warp a
  * head for queries); each row is read once and written once. */
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 constexpr int kThreads = 256;
@@ -8,7 +9,8 @@ constexpr int kMaxRotary = 512; /* angles of a row in shared memory */
 
 static __global__ void norm_rows(const struct nib_norm_args a)
 {
-    extern __shared__ float x[];
+    nib_grid_start();
+    extern __shared__ __align__(16) float x[];
     __shared__ double       buffer[32];
     __shared__ uint32_t     max_buffer[32];
     nib_mat_load_block(a.x, blockIdx.x, a.x.cols, x);
@@ -22,13 +24,14 @@ enum nib_status nib_cuda_norm(struct nib_stream *s, const struct nib_norm_args *
     if (a->x.rows == 0)
         return NIB_OK;
     cudaFuncSetAttribute(norm_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    norm_rows<<<(unsigned)a->x.rows, kThreads, bytes, s->handle>>>(*a);
+    nib_launch(s, norm_rows, (unsigned)a->x.rows, kThreads, bytes, *a);
     return nib_cuda_check(s, cudaGetLastError(), "norm");
 }
 
 /* Grid (head groups, rows): a warp a head. */
 static __global__ void q_rope_heads(const struct nib_q_rope_args a, const struct nib_rows rows)
 {
+    nib_grid_start();
     __shared__ float angle[kMaxRotary];
     int64_t          t = blockIdx.y;
     int              h = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32, d = a.head_dim;
@@ -58,13 +61,14 @@ enum nib_status nib_cuda_q_rope(struct nib_stream *s, const struct nib_q_rope_ar
     dim3 grid((unsigned)((a->n_heads + 3) / 4), (unsigned)a->rows->n_rows);
     if (a->rows->n_rows == 0)
         return NIB_OK;
-    q_rope_heads<<<grid, 128, 0, s->handle>>>(*a, *a->rows);
+    nib_launch(s, q_rope_heads, grid, 128, 0, *a, *a->rows);
     return nib_cuda_check(s, cudaGetLastError(), "q_rope");
 }
 
 static __global__ void kv_insert_rows(const struct nib_kv_insert_args a, const struct nib_rows rows)
 {
-    extern __shared__ float x[];
+    nib_grid_start();
+    extern __shared__ __align__(16) float x[];
     __shared__ float        angle[kMaxRotary];
     __shared__ double       buffer[32];
     __shared__ uint32_t     max_buffer[32];
@@ -92,12 +96,13 @@ enum nib_status nib_cuda_kv_insert(struct nib_stream *s, const struct nib_kv_ins
 {
     if (a->rows->n_rows == 0)
         return NIB_OK;
-    kv_insert_rows<<<(unsigned)a->rows->n_rows, 128, (size_t)a->kv.cols * sizeof(float), s->handle>>>(*a, *a->rows);
+    nib_launch(s, kv_insert_rows, (unsigned)a->rows->n_rows, 128, (size_t)a->kv.cols * sizeof(float), *a, *a->rows);
     return nib_cuda_check(s, cudaGetLastError(), "kv_insert");
 }
 
 static __global__ void mtp_join_rows(const struct nib_mtp_join_args a)
 {
+    nib_grid_start();
     int64_t t = blockIdx.y;
     int32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < a.n_hc * a.e.cols)
@@ -109,12 +114,13 @@ enum nib_status nib_cuda_mtp_join(struct nib_stream *s, const struct nib_mtp_joi
     dim3 grid((unsigned)((a->n_hc * a->e.cols + kThreads - 1) / kThreads), (unsigned)a->h.rows);
     if (a->h.rows == 0)
         return NIB_OK;
-    mtp_join_rows<<<grid, kThreads, 0, s->handle>>>(*a);
+    nib_launch(s, mtp_join_rows, grid, kThreads, 0, *a);
     return nib_cuda_check(s, cudaGetLastError(), "mtp_join");
 }
 
 template <typename T> static __global__ void copy_rows(const struct nib_copy_rows_args a)
 {
+    nib_grid_start();
     int32_t from = a.src_row[blockIdx.y], to = a.dst_row[blockIdx.y], i = blockIdx.x * blockDim.x + threadIdx.x;
     if (from >= 0 && to >= 0 && i < a.src.cols)
         ((T *)a.dst.data)[to * a.dst.stride + i] = ((const T *)a.src.data)[from * a.src.stride + i];
@@ -126,8 +132,8 @@ enum nib_status nib_cuda_copy_rows(struct nib_stream *s, const struct nib_copy_r
     if (a->n == 0 || a->src.cols == 0)
         return NIB_OK;
     if (a->src.dtype == NIB_DTYPE_F32)
-        copy_rows<float><<<grid, kThreads, 0, s->handle>>>(*a);
+        nib_launch(s, copy_rows<float>, grid, kThreads, 0, *a);
     else
-        copy_rows<uint16_t><<<grid, kThreads, 0, s->handle>>>(*a);
+        nib_launch(s, copy_rows<uint16_t>, grid, kThreads, 0, *a);
     return nib_cuda_check(s, cudaGetLastError(), "copy_rows");
 }

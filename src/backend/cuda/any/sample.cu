@@ -1,6 +1,7 @@
 /* Drawing the next token, one block a row. Cuts are thresholds on ordered bits, found by bisection, so nothing is sorted;
  * sums run over fixed shares of the vocabulary in fp64 and are then added in order. */
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 constexpr int kThreads = 1024;
@@ -111,16 +112,12 @@ NIB_DEVICE int32_t draw_token(const struct draw &d, double uniform, int32_t *res
     return result[0] != 0x7fffffff ? result[0] : result[1];
 }
 
-/* Index of the largest value, ties to the lowest. */
-NIB_DEVICE int32_t largest(const double *z, int32_t n, double *buffer, int32_t *index)
+/* Of all threads' candidates the largest, ties to the lowest index; -1 is none. */
+NIB_DEVICE int32_t best_block(double value, int32_t candidate, double *buffer, int32_t *index)
 {
-    int32_t best = -1;
-    for (int32_t i = threadIdx.x; i < n; i += kThreads)
-        if (best < 0 || z[i] > z[best])
-            best = i;
     __syncthreads();
-    buffer[threadIdx.x] = best < 0 ? -INFINITY : z[best];
-    index[threadIdx.x] = best;
+    buffer[threadIdx.x] = value;
+    index[threadIdx.x] = candidate;
     __syncthreads();
     for (int step = kThreads / 2; step > 0; step /= 2) {
         int32_t other = (int)threadIdx.x < step ? index[threadIdx.x + step] : -1, mine = index[threadIdx.x];
@@ -131,9 +128,24 @@ NIB_DEVICE int32_t largest(const double *z, int32_t n, double *buffer, int32_t *
         }
         __syncthreads();
     }
-    best = index[0];
+    int32_t best = index[0];
     __syncthreads();
     return best;
+}
+
+template <typename T> NIB_DEVICE int32_t largest(const T *z, int32_t n, double *buffer, int32_t *index)
+{
+    int32_t best = -1;
+    T       value = 0;
+#pragma unroll 8
+    for (int32_t i = threadIdx.x; i < n; i += kThreads) {
+        T v = z[i];
+        if (best < 0 || v > value) {
+            best = i;
+            value = v;
+        }
+    }
+    return best_block((double)value, best, buffer, index);
 }
 
 NIB_DEVICE void penalise(const struct nib_sample_args &a, const struct nib_sample_row &row, double *z)
@@ -151,6 +163,12 @@ NIB_DEVICE void penalise(const struct nib_sample_args &a, const struct nib_sampl
 NIB_DEVICE int32_t sample_row(const struct nib_sample_args &a, int64_t t, const struct draw &d, int32_t *index)
 {
     const struct nib_sample_row row = a.row[t];
+    const float                *logits = (const float *)a.logits.data + t * a.logits.stride;
+    if (row.temperature < 1e-5f && row.history_count == 0)
+        return largest(logits, d.n, d.buffer, index);
+    for (int32_t i = threadIdx.x; i < d.n; i += kThreads)
+        d.z[i] = (double)logits[i];
+    __syncthreads();
     penalise(a, row, d.z);
     int32_t best = largest(d.z, d.n, d.buffer, index);
     if (row.temperature < 1e-5f)
@@ -178,6 +196,7 @@ NIB_DEVICE int32_t sample_row(const struct nib_sample_args &a, int64_t t, const 
 
 static __global__ void __launch_bounds__(kThreads) sample_rows(const struct nib_sample_args a, int32_t first, double *scratch)
 {
+    nib_grid_start();
     __shared__ double  buffer[kThreads];
     __shared__ int32_t index[kThreads];
     int64_t            t = first + (int64_t)blockIdx.x;
@@ -185,10 +204,11 @@ static __global__ void __launch_bounds__(kThreads) sample_rows(const struct nib_
     const float       *logits = (const float *)a.logits.data + t * a.logits.stride;
     struct draw        d = {n, scratch + (int64_t)blockIdx.x * 2 * n, scratch + (int64_t)blockIdx.x * 2 * n + n, buffer};
     bool               bad = false, any = false;
+#pragma unroll 8
     for (int32_t i = threadIdx.x; i < n; i += kThreads) {
-        bad |= isnan(logits[i]) || logits[i] == INFINITY;
-        any |= nib_is_finite(logits[i]);
-        d.z[i] = (double)logits[i];
+        float v = logits[i];
+        bad |= isnan(v) || v == INFINITY;
+        any |= nib_is_finite(v);
     }
     bad = __syncthreads_or(bad);
     any = __syncthreads_or(any);
@@ -198,9 +218,10 @@ static __global__ void __launch_bounds__(kThreads) sample_rows(const struct nib_
     }
     if (bad || !any)
         return;
-    double most = d.z[largest(d.z, n, buffer, index)], sum = 0;
+    double most = (double)logits[largest(logits, n, buffer, index)], sum = 0;
+#pragma unroll 4
     for (int32_t i = threadIdx.x; i < n; i += kThreads)
-        sum += exp(d.z[i] - most);
+        sum += exp((double)logits[i] - most);
     sum = nib_block_sum_f64(sum, buffer);
     int32_t token = sample_row(a, t, d, index);
     if (threadIdx.x == 0) {
@@ -214,7 +235,7 @@ enum nib_status nib_cuda_sample(struct nib_stream *s, const struct nib_sample_ar
     int32_t n;
     for (int32_t first = 0; first < a->n; first += n) {
         n = a->n - first < s->n_sample_rows ? a->n - first : s->n_sample_rows;
-        sample_rows<<<(unsigned)n, kThreads, 0, s->handle>>>(*a, first, s->sample);
+        nib_launch(s, sample_rows, (unsigned)n, kThreads, 0, *a, first, s->sample);
     }
     return nib_cuda_check(s, cudaGetLastError(), "sample");
 }

@@ -234,7 +234,6 @@ NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_row
     constexpr int              n = nib_tile_step<type>::kBlocks;
     struct nib_tile_step<type> now, next;
     int32_t begin = x.begin, end = none ? begin : x.end, row[NT], part_halves = x.count * kRowHalves;
-    nib_steps_prefetch<type>(t, begin, end, kPrefetchSteps);
     nib_tile_step_load<type>(t, begin, end, now);
     nib_piece_start(x, 0, t.lane);
 #pragma unroll
@@ -264,6 +263,17 @@ NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_row
                 nib_block_multiply<type, NT, 3 % n>(now, at + 3 * kBlockCols, row, x.n_parts, part_halves, acc);
             now = next;
         }
+    }
+}
+
+/* The first steps of a span into the L2; nib_tile_multiply() keeps ahead by as many. */
+NIB_DEVICE void nib_tile_prefetch_any(int32_t type, const struct nib_tile &t, int32_t begin, int32_t end)
+{
+    switch (type) {
+    case NIB_WEIGHT_NVFP4: nib_steps_prefetch<NIB_WEIGHT_NVFP4>(t, begin, end, kPrefetchSteps); break;
+    case NIB_WEIGHT_MXFP4: nib_steps_prefetch<NIB_WEIGHT_MXFP4>(t, begin, end, kPrefetchSteps); break;
+    case NIB_WEIGHT_FP8: nib_steps_prefetch<NIB_WEIGHT_FP8>(t, begin, end, kPrefetchSteps); break;
+    default: nib_steps_prefetch<NIB_WEIGHT_BF16>(t, begin, end, kPrefetchSteps); break;
     }
 }
 

@@ -22,9 +22,46 @@ NIB_DEVICE void nib_mat_set(const struct nib_mat &m, int64_t row, int64_t col, f
         ((uint16_t *)m.data)[i] = nib_bf16_code(v);
 }
 
+/* Whether eight values at a multiple of eight columns are one aligned access. */
+NIB_DEVICE bool nib_mat_by8(const struct nib_mat &m)
+{
+    return m.stride % 8 == 0 && (uintptr_t)m.data % 16 == 0;
+}
+
+NIB_DEVICE void nib_mat_get8(const struct nib_mat &m, int64_t row, int64_t col, float x[8])
+{
+    int64_t i = row * m.stride + col;
+    if (m.dtype == NIB_DTYPE_F32) {
+        *(float4 *)x = *(const float4 *)((const float *)m.data + i);
+        *(float4 *)(x + 4) = *(const float4 *)((const float *)m.data + i + 4);
+        return;
+    }
+    uint4 v = *(const uint4 *)((const uint16_t *)m.data + i);
+    x[0] = nib_bf16_value(v.x & 0xffffu), x[1] = nib_bf16_value(v.x >> 16);
+    x[2] = nib_bf16_value(v.y & 0xffffu), x[3] = nib_bf16_value(v.y >> 16);
+    x[4] = nib_bf16_value(v.z & 0xffffu), x[5] = nib_bf16_value(v.z >> 16);
+    x[6] = nib_bf16_value(v.w & 0xffffu), x[7] = nib_bf16_value(v.w >> 16);
+}
+
+NIB_DEVICE void nib_mat_set8(const struct nib_mat &m, int64_t row, int64_t col, const float x[8])
+{
+    int64_t i = row * m.stride + col;
+    if (m.dtype == NIB_DTYPE_F32) {
+        *(float4 *)((float *)m.data + i) = *(const float4 *)x;
+        *(float4 *)((float *)m.data + i + 4) = *(const float4 *)(x + 4);
+        return;
+    }
+    *(uint4 *)((uint16_t *)m.data + i) = make_uint4(nib_pack_bf16x2(x[0], x[1]), nib_pack_bf16x2(x[2], x[3]),
+                                                    nib_pack_bf16x2(x[4], x[5]), nib_pack_bf16x2(x[6], x[7]));
+}
+
+/* x must be 16-byte aligned. */
 NIB_DEVICE void nib_mat_load_block(const struct nib_mat &m, int64_t row, int32_t n, float *x)
 {
-    for (int32_t i = threadIdx.x; i < n; i += blockDim.x)
+    int32_t whole = nib_mat_by8(m) ? n / 8 * 8 : 0;
+    for (int32_t i = threadIdx.x * 8; i < whole; i += blockDim.x * 8)
+        nib_mat_get8(m, row, i, x + i);
+    for (int32_t i = whole + threadIdx.x; i < n; i += blockDim.x)
         x[i] = nib_mat_get(m, row, i);
     __syncthreads();
 }
@@ -156,13 +193,19 @@ NIB_DEVICE void nib_act_quantise_block(const struct nib_act &y, int64_t t, const
     __syncthreads();
 }
 
-/* Every part of row t of y that is present; x is rounded to what the plain part stores. */
+/* Every part of row t of y that is present; the quantised part is of x as the plain part stores it. x is 16-byte aligned and
+ * may change. */
 NIB_DEVICE void nib_act_store_block(const struct nib_act &y, int64_t t, float *x, uint32_t *buffer)
 {
     if (y.plain.data) {
-        for (int32_t i = threadIdx.x; i < y.cols; i += blockDim.x) {
+        int32_t whole = nib_mat_by8(y.plain) ? y.cols / 8 * 8 : 0;
+        for (int32_t i = threadIdx.x * 8; i < whole; i += blockDim.x * 8)
+            nib_mat_set8(y.plain, t, i, x + i);
+        for (int32_t i = whole + threadIdx.x; i < y.cols; i += blockDim.x)
             nib_mat_set(y.plain, t, i, x[i]);
-            if (y.plain.dtype == NIB_DTYPE_BF16)
+        if (y.plain.dtype == NIB_DTYPE_BF16 && y.format != NIB_ACT_PLAIN) {
+            __syncthreads();
+            for (int32_t i = threadIdx.x; i < y.cols; i += blockDim.x)
                 x[i] = nib_bf16_rounded(x[i]);
         }
         __syncthreads();

@@ -1,0 +1,47 @@
+/* Launches that overlap: a kernel may start while the one before it in the stream still runs, and waits where it first
+ * touches memory that others write. Every kernel launched by nib_launch() begins with nib_grid_start(), or with
+ * nib_grid_release() and, before its first such access, nib_grid_wait(). Completion of a kernel includes that of all before
+ * it, so the order of the stream holds. */
+#ifndef NIB_CUDA_LAUNCH_CUH
+#define NIB_CUDA_LAUNCH_CUH
+
+#include <cuda_runtime.h>
+
+#include "backend/cuda/cuda.h"
+
+/* The next kernel may be scheduled once all blocks of this one have come here. */
+static __device__ __forceinline__ void nib_grid_release(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+
+/* Until all kernels before this one are complete and their writes visible. */
+static __device__ __forceinline__ void nib_grid_wait(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+static __device__ __forceinline__ void nib_grid_start(void)
+{
+    nib_grid_release();
+    nib_grid_wait();
+}
+
+/* kernel<<<grid, threads, bytes, s->handle>>>(args) with that overlap. Errors stay with cudaGetLastError(). */
+template <typename... P, typename... A>
+static void nib_launch(const struct nib_stream *s, void (*kernel)(P...), dim3 grid, unsigned threads, size_t bytes, A... args)
+{
+    cudaLaunchAttribute overlap = {};
+    cudaLaunchConfig_t  config = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = bytes;
+    config.stream = s->handle;
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    (void)cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+#endif
