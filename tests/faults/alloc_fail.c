@@ -143,6 +143,8 @@ void *HOOK(aligned_alloc)(size_t align, size_t n)
 
 int HOOK(posix_memalign)(void **out, size_t align, size_t n)
 {
+    /* Unlike posix_memalign, aligned_alloc wants a multiple of the alignment. */
+    n = (n + align - 1) / align * align;
     void *p = fails_for(__builtin_return_address(0)) ? NULL : counted(REAL(aligned_alloc)(align, n));
     if (!p)
         return ENOMEM;
