@@ -32,7 +32,7 @@ failed=0
 for target in "$@"; do
     mkdir -p "build-fuzz/corpus/$target"
     echo "fuzz_$target: $seconds seconds"
-    nice -n 19 "build-fuzz/tests/fuzz/fuzz_$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=8192 \
+    nice -n 19 "build-fuzz/tests/fuzz/fuzz_$target" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -max_len=8192 \
         -dict=tests/fuzz/json.dict -artifact_prefix="build-fuzz/$target-" -print_final_stats=1 "build-fuzz/corpus/$target" \
         "tests/fuzz/corpus/$target" >"build-fuzz/$target.log" 2>&1 || {
         failed=1

@@ -272,8 +272,10 @@ static void b24_scales_of_every_family(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         ON_BOTH(b15_odd_activation_rows),
         cmocka_unit_test(b17_input_scales_are_not_read),
