@@ -157,7 +157,7 @@ tiled_products(const __grid_constant__ struct tiled_args a)
         for (int k = 0; k < n_splits; k++)
             sum += sums[first + k][at % kTileRows * NT * 8 + r];
         if (o0 + at < w.n_out)
-            nib_mat_set(a.p.y[i], row0 + r, o0 + at, nib_row_scaled(sum * alpha, x, row0 + r));
+            nib_mat_set(a.p.y[i], row0 + r, o0 + at, nib_row_scaled(sum, alpha, x, row0 + r));
     }
 }
 

@@ -237,7 +237,7 @@ gate_up(const __grid_constant__ struct moe_args a)
         if (out >= n)
             continue;
         int64_t of = row_of(a, seg, i);
-        float   act = swiglu(nib_row_scaled(g * alpha1, side.x, of), nib_row_scaled(u * alpha3, side.x, of), a.limit);
+        float   act = swiglu(nib_row_scaled(g, alpha1, side.x, of), nib_row_scaled(u, alpha3, side.x, of), a.limit);
         if (a.weight_before && !seg.shared)
             act *= a.weight[a.m.pair[seg.from + i]];
         int64_t at = side.hidden_at + (int64_t)(seg.from + i) * n + out;
@@ -288,7 +288,7 @@ down(const __grid_constant__ struct moe_args a)
         int64_t out = tile0 * kTileRows + o;
         if (out >= a.dim)
             continue;
-        sum = nib_row_scaled(sum * alpha, side.inner, seg.from + i);
+        sum = nib_row_scaled(sum, alpha, side.inner, seg.from + i);
         if (!a.weight_before && !seg.shared)
             sum *= a.weight[a.m.pair[seg.from + i]];
         a.m.y[(side.y_at + seg.from + i) * a.dim + out] = sum;

@@ -40,16 +40,24 @@ static __global__ void q_rope_heads(const struct nib_q_rope_args a, const struct
         return;
     int64_t col = (int64_t)h * d;
     double  sum = 0;
+    bool    bf16 = a.q.dtype == NIB_DTYPE_BF16; /* square, mean, root and product are rounded, as the definition has it */
     for (int i = lane; i < d; i += 32) {
-        double v = (double)nib_mat_get(a.q, t, col + i);
-        sum += v * v;
+        float v = nib_mat_get(a.q, t, col + i);
+        sum += bf16 ? (double)nib_bf16_rounded(v * v) : (double)v * (double)v;
     }
-    float r = (float)(1.0 / sqrt(nib_warp_sum_f64(sum) / d + (double)a.eps));
-    int   first = d - a.rope.n_rot;
+    double mean = nib_warp_sum_f64(sum) / d;
+    if (bf16)
+        mean = (double)nib_bf16_rounded((float)mean);
+    float r = (float)(1.0 / sqrt(mean + (double)a.eps));
+    if (bf16)
+        r = nib_bf16_rounded(r);
+    int first = d - a.rope.n_rot;
     for (int i = lane; i < first; i += 32)
         nib_mat_set(a.q, t, col + i, nib_mat_get(a.q, t, col + i) * r);
     for (int i = lane; i < a.rope.n_rot / 2; i += 32) {
         float even = nib_mat_get(a.q, t, col + first + 2 * i) * r, odd = nib_mat_get(a.q, t, col + first + 2 * i + 1) * r;
+        even = bf16 ? nib_bf16_rounded(even) : even;
+        odd = bf16 ? nib_bf16_rounded(odd) : odd;
         nib_rotate_pair(&even, &odd, angle[i], angle[a.rope.n_rot / 2 + i]);
         nib_mat_set(a.q, t, col + first + 2 * i, even);
         nib_mat_set(a.q, t, col + first + 2 * i + 1, odd);

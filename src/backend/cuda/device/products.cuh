@@ -288,10 +288,11 @@ NIB_DEVICE void nib_tile_multiply_any(int32_t type, const struct nib_tile &t, co
     }
 }
 
-/* A finished sum of row r, brought back from the row's power of two. */
-NIB_DEVICE float nib_row_scaled(float v, const struct nib_cuda_rows &x, int64_t r)
+/* A finished sum of row r times the matrix's multiplier, brought back from the row's power of two; in fp64, as the two may
+ * leave the range of a float in opposite directions. */
+NIB_DEVICE float nib_row_scaled(float sum, float alpha, const struct nib_cuda_rows &x, int64_t r)
 {
-    return x.exponent ? scalbnf(v, x.exponent[r]) : v;
+    return x.exponent ? (float)scalbn((double)sum * (double)alpha, x.exponent[r]) : sum * alpha;
 }
 
 /* A lane's sums of a tile to shared memory [16][NT * 8]. */
