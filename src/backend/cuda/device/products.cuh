@@ -35,22 +35,24 @@ NIB_DEVICE struct nib_tile nib_tile_of(const struct nib_cuda_matrix &m, int32_t 
     return t;
 }
 
-/* Blocks block .. block + kBlocks - 1, zeros from end on; block is a multiple of kBlocks. */
-template <int type> NIB_DEVICE void nib_tile_step_load(const struct nib_tile &t, int32_t block, int32_t end, struct nib_tile_step<type> &s)
+/* Blocks block .. block + kBlocks - 1; block is a multiple of kBlocks. whole: all of them lie before end; else zeros stand for
+ * those that do not. */
+template <int type, bool whole>
+NIB_DEVICE void nib_tile_step_get(const struct nib_tile &t, int32_t block, int32_t end, struct nib_tile_step<type> &s)
 {
     constexpr int  chunks = nib_tile_step<type>::kChunks;
     const uint8_t *codes = t.codes + (int64_t)block * (chunks * 512);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        s.w[i] = block + i / chunks < end ? nib_load_stream(codes + i * 512) : make_uint4(0, 0, 0, 0);
+        s.w[i] = whole || block + i / chunks < end ? nib_load_stream(codes + i * 512) : make_uint4(0, 0, 0, 0);
     s.scale[0] = s.scale[1] = 0;
-    if (block >= end)
+    if (!whole && block >= end)
         return;
     if (type == NIB_WEIGHT_NVFP4 || type == NIB_WEIGHT_MXFP4) {
         constexpr int  per_block = type == NIB_WEIGHT_NVFP4 ? 64 : 32;
         int            at = type == NIB_WEIGHT_NVFP4 ? t.lane : t.lane / 2;
         const uint8_t *scales = t.scales + (int64_t)block * per_block;
-        if (block + 4 <= t.n_blocks) {
+        if (whole || block + 4 <= t.n_blocks) {
             uint2 v = __ldg((const uint2 *)(scales + at * 8));
             s.scale[0] = v.x;
             s.scale[1] = v.y;
@@ -66,6 +68,14 @@ template <int type> NIB_DEVICE void nib_tile_step_load(const struct nib_tile &t,
     } else if (type == NIB_WEIGHT_FP8) {
         s.scale[0] = __ldg(t.scales + block / 2); /* both blocks lie in one of 128 columns */
     }
+}
+
+template <int type> NIB_DEVICE void nib_tile_step_load(const struct nib_tile &t, int32_t block, int32_t end, struct nib_tile_step<type> &s)
+{
+    if (block + nib_tile_step<type>::kBlocks <= end)
+        nib_tile_step_get<type, true>(t, block, end, s);
+    else
+        nib_tile_step_get<type, false>(t, block, end, s);
 }
 
 /* A operand of product j of block i of a step. */
@@ -167,7 +177,7 @@ static inline size_t nib_rows_bytes(int n_splits, int n_parts, int count)
 
 /* Weights that a warp will want in a few steps, from memory into the L2: one instruction for all of a step, no registers.
  * Without it the loads in flight fit the latency of the L2, not that of memory. */
-constexpr int kPrefetchSteps = 4;
+constexpr int kPrefetchSteps = 4; /* even: steps go by two */
 
 NIB_DEVICE void nib_prefetch(const void *p, uint32_t bytes)
 {
@@ -203,7 +213,7 @@ template <int NT> NIB_DEVICE void nib_part_multiply(const uint32_t a[4][4], cons
 }
 
 /* Block i of a step against the rows of a piece; at: the lane's columns of the block in the first part. */
-template <int type, int NT, int i>
+template <int type, int NT, bool one, int i>
 NIB_DEVICE void nib_block_multiply(const struct nib_tile_step<type> &s, const uint16_t *at, const int32_t row[NT], int32_t n_parts,
                                    int32_t part_halves, float acc[NT][4])
 {
@@ -217,7 +227,7 @@ NIB_DEVICE void nib_block_multiply(const struct nib_tile_step<type> &s, const ui
      * blocks' sums are added with rounding. */
     float sum[NT][4] = {};
 #pragma unroll 1
-    for (int32_t part = n_parts - 1; part > 0; part--)
+    for (int32_t part = one ? 0 : n_parts - 1; part > 0; part--)
         nib_part_multiply<NT>(a, at + part * part_halves, row, sum);
     nib_part_multiply<NT>(a, at, row, sum);
 #pragma unroll
@@ -226,14 +236,30 @@ NIB_DEVICE void nib_block_multiply(const struct nib_tile_step<type> &s, const ui
             acc[nt][c] += sum[nt][c];
 }
 
+/* The first n_blocks blocks of a step against a piece. */
+template <int type, int NT, bool one>
+NIB_DEVICE void nib_step_multiply(const struct nib_tile_step<type> &s, const struct nib_row_source &x, const uint16_t *at,
+                                  const int32_t row[NT], int32_t n_blocks, float acc[NT][4])
+{
+    constexpr int n = nib_tile_step<type>::kBlocks;
+    int32_t       part_halves = x.count * kRowHalves;
+    nib_block_multiply<type, NT, one, 0>(s, at, row, x.n_parts, part_halves, acc);
+    if (n > 1 && n_blocks > 1)
+        nib_block_multiply<type, NT, one, 1 % n>(s, at + kBlockCols, row, x.n_parts, part_halves, acc);
+    if (n > 2 && n_blocks > 2)
+        nib_block_multiply<type, NT, one, 2 % n>(s, at + 2 * kBlockCols, row, x.n_parts, part_halves, acc);
+    if (n > 2 && n_blocks > 3)
+        nib_block_multiply<type, NT, one, 3 % n>(s, at + 3 * kBlockCols, row, x.n_parts, part_halves, acc);
+}
+
 /* acc += tile . rows over the warp's span; none: it has no tile but loads rows with the others. All warps of a block come here
- * together, once their rows' pointers are visible to all. */
-template <int type, int NT>
+ * together, once their rows' pointers are visible to all. one: rows have one part. */
+template <int type, int NT, bool one>
 NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_row_source &x, bool none, float acc[NT][4])
 {
     constexpr int              n = nib_tile_step<type>::kBlocks;
     struct nib_tile_step<type> now, next;
-    int32_t begin = x.begin, end = none ? begin : x.end, row[NT], part_halves = x.count * kRowHalves;
+    int32_t begin = x.begin, end = none ? begin : x.end, row[NT], half = x.n_parts * x.count * kRowHalves;
     nib_tile_step_load<type>(t, begin, end, now);
     nib_piece_start(x, 0, t.lane);
 #pragma unroll
@@ -248,20 +274,22 @@ NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_row
             __syncwarp();
         if (piece + 1 < x.n_pieces)
             nib_piece_start(x, piece + 1, t.lane);
-        const uint16_t *at = x.buffer + (piece % 2) * x.n_parts * part_halves + t.lane % 4 * 16;
-        int32_t from = begin + piece * kPieceBlocks, to = min(from + kPieceBlocks, end);
+        const uint16_t *at = x.buffer + piece % 2 * half + t.lane % 4 * 16;
+        int32_t         block = begin + piece * kPieceBlocks, to = min(block + kPieceBlocks, end);
+        /* Two steps a turn, so that neither's weights need moving to the other's registers. */
 #pragma unroll 1
-        for (int32_t block = from; block < to; block += n, at += n * kBlockCols) {
-            nib_steps_prefetch<type>(t, block + kPrefetchSteps * n, end, 1);
+        for (; block < to; block += 2 * n, at += 2 * n * kBlockCols) {
+            nib_steps_prefetch<type>(t, block + kPrefetchSteps * n, end, 2);
             nib_tile_step_load<type>(t, block + n, end, next);
-            nib_block_multiply<type, NT, 0>(now, at, row, x.n_parts, part_halves, acc);
-            if (n > 1 && block + 1 < to)
-                nib_block_multiply<type, NT, 1 % n>(now, at + kBlockCols, row, x.n_parts, part_halves, acc);
-            if (n > 2 && block + 2 < to)
-                nib_block_multiply<type, NT, 2 % n>(now, at + 2 * kBlockCols, row, x.n_parts, part_halves, acc);
-            if (n > 2 && block + 3 < to)
-                nib_block_multiply<type, NT, 3 % n>(now, at + 3 * kBlockCols, row, x.n_parts, part_halves, acc);
-            now = next;
+            if (block + n <= to)
+                nib_step_multiply<type, NT, one>(now, x, at, row, n, acc);
+            else
+                nib_step_multiply<type, NT, one>(now, x, at, row, to - block, acc);
+            nib_tile_step_load<type>(t, block + 2 * n, end, now);
+            if (block + 2 * n <= to)
+                nib_step_multiply<type, NT, one>(next, x, at + n * kBlockCols, row, n, acc);
+            else if (block + n < to)
+                nib_step_multiply<type, NT, one>(next, x, at + n * kBlockCols, row, to - block - n, acc);
         }
     }
 }
@@ -280,11 +308,20 @@ NIB_DEVICE void nib_tile_prefetch_any(int32_t type, const struct nib_tile &t, in
 template <int NT>
 NIB_DEVICE void nib_tile_multiply_any(int32_t type, const struct nib_tile &t, const struct nib_row_source &x, bool none, float acc[NT][4])
 {
+    if (x.n_parts > 1) {
+        switch (type) {
+        case NIB_WEIGHT_NVFP4: nib_tile_multiply<NIB_WEIGHT_NVFP4, NT, false>(t, x, none, acc); break;
+        case NIB_WEIGHT_MXFP4: nib_tile_multiply<NIB_WEIGHT_MXFP4, NT, false>(t, x, none, acc); break;
+        case NIB_WEIGHT_FP8: nib_tile_multiply<NIB_WEIGHT_FP8, NT, false>(t, x, none, acc); break;
+        default: nib_tile_multiply<NIB_WEIGHT_BF16, NT, false>(t, x, none, acc); break;
+        }
+        return;
+    }
     switch (type) {
-    case NIB_WEIGHT_NVFP4: nib_tile_multiply<NIB_WEIGHT_NVFP4, NT>(t, x, none, acc); break;
-    case NIB_WEIGHT_MXFP4: nib_tile_multiply<NIB_WEIGHT_MXFP4, NT>(t, x, none, acc); break;
-    case NIB_WEIGHT_FP8: nib_tile_multiply<NIB_WEIGHT_FP8, NT>(t, x, none, acc); break;
-    default: nib_tile_multiply<NIB_WEIGHT_BF16, NT>(t, x, none, acc); break;
+    case NIB_WEIGHT_NVFP4: nib_tile_multiply<NIB_WEIGHT_NVFP4, NT, true>(t, x, none, acc); break;
+    case NIB_WEIGHT_MXFP4: nib_tile_multiply<NIB_WEIGHT_MXFP4, NT, true>(t, x, none, acc); break;
+    case NIB_WEIGHT_FP8: nib_tile_multiply<NIB_WEIGHT_FP8, NT, true>(t, x, none, acc); break;
+    default: nib_tile_multiply<NIB_WEIGHT_BF16, NT, true>(t, x, none, acc); break;
     }
 }
 
