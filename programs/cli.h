@@ -17,6 +17,7 @@ int cmd_logits(int argc, char **argv);
 int cmd_score(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_quantize(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 int cmd_serve(int argc, char **argv); /* only in builds with NIB_SERVER */
 
 /* Write one line "nibble: ..." to standard error; control characters in it become spaces, so it stays one line.
