@@ -6,6 +6,8 @@
 #   make check-full  the same with the long tests
 #   make asan        the short tests under sanitizers only
 #   make opcheck     every op of every backend against the reference only
+#   make cuda        build with the CUDA backend into build-cuda/ (needs nvcc 13)
+#   make check-cuda  what needs a card: every op against the reference, goldens, compute-sanitizer, speeds
 #   make fuzz        fuzz every parser for SECONDS each, 600 if not given (needs clang)
 #   make install     to PREFIX, /usr/local if not given; DESTDIR is honoured
 #   make clean       remove the build folders
@@ -14,7 +16,7 @@ PREFIX ?= /usr/local
 SECONDS ?= 600
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: all demo check check-full asan opcheck fuzz install clean packages
+.PHONY: all demo check check-full check-cuda asan opcheck cuda fuzz install clean packages
 all:
 	cmake --preset release
 	cmake --build build -j $(JOBS)
@@ -37,6 +39,13 @@ asan: packages
 opcheck: packages
 	@scripts/check.sh --jobs $(JOBS) opcheck
 
+cuda: packages
+	cmake --preset cuda
+	cmake --build build-cuda -j $(JOBS)
+
+check-cuda: packages
+	@scripts/cuda-check.sh --build $(JOBS)
+
 fuzz: packages
 	@scripts/fuzz.sh --jobs $(JOBS) --seconds $(SECONDS)
 
@@ -44,4 +53,4 @@ install: all
 	cmake --install build --prefix "$(PREFIX)"
 
 clean:
-	rm -rf build build-asan build-clang build-fuzz build-coverage
+	rm -rf build build-asan build-clang build-cuda build-card build-fuzz build-coverage

@@ -24,7 +24,8 @@ target_include_directories(nib_backend_cuda SYSTEM PUBLIC ${NIB_CUDA_INCLUDE})
 target_compile_options(nib_backend_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:C>:-Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Werror -ffp-contract=off -fopenmp>
   "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xcompiler=-Wall,-Wextra,-fno-threadsafe-statics,-fno-exceptions;${gencode}>")
-target_compile_definitions(nib_backend_cuda PRIVATE $<$<COMPILE_LANGUAGE:C>:_POSIX_C_SOURCE=200809L _DEFAULT_SOURCE>)
+string(REPLACE ";" ", " target_names "${NIB_CUDA_TARGETS}")
+target_compile_definitions(nib_backend_cuda PRIVATE NIB_CUDA_TARGET_NAMES="${target_names}" $<$<COMPILE_LANGUAGE:C>:_POSIX_C_SOURCE=200809L _DEFAULT_SOURCE>)
 set_target_properties(nib_backend_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 
 file(GLOB cuda_sm90a CONFIGURE_DEPENDS src/backend/cuda/sm90a/*.cu)

@@ -134,6 +134,18 @@ struct nib_memory_plan {
 enum nib_status nib_model_plan(const struct nib_model *m, const struct nib_options *o, struct nib_memory_plan *out,
                                struct nib_error *err);
 
+/* What a backend can run on: the processor for "ref" and "cpu", each card for "cuda". */
+struct nib_device_info {
+    char     name[128];       /* as the device calls itself; "" where it does not say */
+    uint64_t total_bytes, available_bytes; /* of its memory, at the time of asking; 0: unknown */
+    bool     exact;           /* available_bytes is what can be taken, not an estimate: an engine that needs more is refused */
+    bool     usable;          /* this build can run there */
+    char     why_not[160];    /* a sentence; "" if usable */
+};
+/* Device i of a backend, from 0. NIB_E_ARGUMENT behind the last one and for an unknown backend; NIB_E_UNSUPPORTED, with the
+ * reason, if there is none (no driver, no card). */
+enum nib_status nib_device_get(const char *backend, int32_t i, struct nib_device_info *out, struct nib_error *err);
+
 /* ---- Engine, sequences, steps --------------------------------------------------------------------------------- */
 
 struct nib_engine;

@@ -140,13 +140,29 @@ static void print_plan(const struct nib_memory_plan *p, const char *backend)
                      output_bytes(b, p->available_bytes));
 }
 
+static void print_devices(const char *backend)
+{
+    struct nib_device_info d;
+    struct nib_error       err = {0};
+    char                   total[32], available[32];
+    int32_t                i = 0;
+
+    for (; nib_device_get(backend, i, &d, &err) == NIB_OK; i++)
+        (void)printf("  %-5s %" PRId32 "  %s, %s, %s free%s%s\n", backend, i, d.name[0] ? d.name : "unnamed",
+                     output_bytes(total, d.total_bytes), output_bytes(available, d.available_bytes),
+                     d.usable ? "" : "; not usable: ", d.why_not);
+    if (i == 0)
+        (void)printf("  %-5s -  %s\n", backend, err.text);
+}
+
 static void print_backends(const struct nib_model *m, const struct nib_options *options)
 {
-    (void)printf("\nbackends in this build:");
+    (void)printf("\nbackends in this build, and what they can run on:\n");
     for (int i = 0; cli_backend_names[i]; i++)
         if (has_backend(m, options, cli_backend_names[i]))
-            (void)printf(" %s", cli_backend_names[i]);
-    (void)printf("%s\n", has_backend(m, options, "cuda") ? "" : "; none for GPUs");
+            print_devices(cli_backend_names[i]);
+    if (!has_backend(m, options, "cuda"))
+        (void)printf("  none for GPUs (make cuda builds one)\n");
 }
 
 /* ---- JSON ---- */
@@ -209,6 +225,21 @@ static json_t *backends_json(const struct nib_model *m, const struct nib_options
     return names;
 }
 
+static json_t *devices_json(const struct nib_model *m, const struct nib_options *options)
+{
+    struct nib_device_info d;
+    json_t                *list = json_array();
+
+    for (int k = 0; cli_backend_names[k]; k++)
+        if (has_backend(m, options, cli_backend_names[k]))
+            for (int32_t i = 0; nib_device_get(cli_backend_names[k], i, &d, NULL) == NIB_OK; i++)
+                (void)json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:o, s:o, s:b, s:s}", "backend", cli_backend_names[k],
+                                                            "index", i, "name", d.name, "total_bytes", json_u64(d.total_bytes),
+                                                            "available_bytes", json_u64(d.available_bytes), "usable", d.usable,
+                                                            "why_not", d.why_not));
+    return list;
+}
+
 static json_t *tensors_json(const struct nib_model *m)
 {
     json_t                *list = json_array();
@@ -252,12 +283,12 @@ static int inspect(const struct session *s, const struct inspect_options *o)
             print_tensors(s->model);
         return CLI_OK;
     }
-    json_t *all = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "dir", info->dir, "layout",
+    json_t *all = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "dir", info->dir, "layout",
                             info->layout, "model", facts_json(info), "n_params", json_u64(info->n_params),
                             "n_params_active", json_u64(info->n_params_active), "stored_bytes",
                             json_u64(info->stored_bytes), "bytes_per_token", json_u64(info->bytes_per_token), "formats",
                             formats_json(sums, n), "memory", plan_json(&plan, options.backend), "backends",
-                            backends_json(s->model, &options));
+                            backends_json(s->model, &options), "devices", devices_json(s->model, &options));
     if (all && o->tensors)
         (void)json_object_set_new(all, "tensors", tensors_json(s->model));
     return output_json(all);

@@ -1,8 +1,32 @@
 #!/bin/sh
-# The checks of the CUDA backend on a card. Usage: cuda-check.sh BIN PART...
-# BIN holds the programs (golden, test_opcheck, bench_cuda and so on) built elsewhere; run from the source folder.
-# Parts: card, opcheck, golden, sanitizer, bench. Each prints what it did; the last line is "N passed, N failed".
+# The checks of the CUDA backend on a card.
+#
+#   cuda-check.sh --build JOBS     build the programs, and run every part if a card is here
+#   cuda-check.sh BIN PART...      BIN holds the programs (build-card/bin), built here or carried from another machine
+#
+# Run from the source folder. Parts: card, opcheck, golden, identity, sanitizer, bench. Each prints what it did; the last line is
+# "N passed, N failed".
 set -u
+if [ "$1" = --build ]; then
+    if ! command -v nvcc >/dev/null; then
+        echo "skipped: make check-cuda: nvcc 13 is not installed"
+        echo "0 passed, 0 failed"
+        exit 0
+    fi
+    cmake --preset card >build-card.log && cmake --build build-card -j "$2" --target card_programs >>build-card.log || {
+        tail -n 20 build-card.log
+        echo "0 passed, 1 failed"
+        exit 1
+    }
+    mv build-card.log build-card/build.log
+    if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+        echo "skipped: make check-cuda: no NVIDIA card here. The programs are built: carry this folder with build-card/bin to a machine"
+        echo "with one and run scripts/cuda-check.sh build-card/bin card opcheck golden identity sanitizer bench"
+        echo "1 passed, 0 failed"
+        exit 0
+    fi
+    set -- build-card/bin card opcheck golden identity sanitizer bench
+fi
 bin=$1
 shift
 passed=0
@@ -28,6 +52,7 @@ for part in "$@"; do
             check "opcheck $op" "$bin/test_opcheck" --seed "${SEED:-1}" --op $op
         done ;;
     golden) for variant in w4a16 official w4a4 release; do check "golden $variant" "$bin/golden" $variant cuda; done ;;
+    identity) check identity "$bin/test_identity" cuda ;;
     sanitizer)
         for tool in memcheck racecheck initcheck synccheck; do
             check "sanitizer $tool" compute-sanitizer --tool $tool --error-exitcode 9 "$bin/golden" w4a16 cuda models/tiny-v4 132

@@ -436,6 +436,8 @@ struct nib_backend_api {
     const char           *name;
     const struct nib_ops *ops; /* complete */
 
+    /* As nib_device_get(). The engine runs on device 0. */
+    enum nib_status (*device)(int32_t i, struct nib_device_info *out, struct nib_error *err);
     /* *out is NULL on failure. */
     enum nib_status (*open)(const struct nib_backend_config *c, struct nib_backend **out, struct nib_error *err);
     void (*close)(struct nib_backend *b); /* NULL is fine; all memory and weights must have been released */

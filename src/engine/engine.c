@@ -53,6 +53,20 @@ static enum nib_status open_parts(struct nib_engine *e, struct nib_error *err)
         .act_quant = o->act_quant, .mtp = o->mtp, .progress = o->progress, .progress_user = o->progress_user}, &rk->weights, err);
 }
 
+/* Where what is free is known exactly, too little of it is said before minutes of loading. Elsewhere the estimate may be wrong. */
+static enum nib_status check_memory(const struct nib_model *m, const struct nib_options *o, struct nib_error *err)
+{
+    struct nib_memory_plan plan;
+    struct nib_device_info device;
+    NIB_TRY(nib_model_plan(m, o, &plan, err));
+    if (nib_device_get(o->backend, 0, &device, NULL) != NIB_OK || !device.exact || plan.total_bytes <= device.available_bytes)
+        return NIB_OK; /* open() says what is wrong with a device that cannot be asked */
+    return nib_error_set(err, NIB_E_MEMORY, "%s: %.1f GiB are needed (weights %.1f, context %.1f, workspace %.1f), %.1f GiB are free on '%s'",
+                         o->backend, (double)plan.total_bytes / 0x1p30, (double)plan.weights_bytes / 0x1p30,
+                         (double)plan.kv_bytes / 0x1p30, (double)plan.workspace_bytes / 0x1p30,
+                         (double)device.available_bytes / 0x1p30, device.name);
+}
+
 enum nib_status nib_engine_open(struct nib_model *m, const struct nib_options *o, struct nib_engine **out, struct nib_error *err)
 {
     *out = NULL;
@@ -69,7 +83,9 @@ enum nib_status nib_engine_open(struct nib_model *m, const struct nib_options *o
     e->rank.config = &m->config;
     e->rank.act_quant = e->options.act_quant;
     e->rank.numerics = e->options.numerics;
-    status = open_parts(e, err);
+    status = check_memory(m, &e->options, err);
+    if (status == NIB_OK)
+        status = open_parts(e, err);
     if (status != NIB_OK)
         goto fail;
     status = nib_observer_open(e, err);

@@ -91,19 +91,13 @@ int32_t nib_logits_rows(const struct nib_options *o)
     return n < o->n_rows_max ? n : o->n_rows_max;
 }
 
-/* Linux's own estimate of what can be used without swapping; 0 where there is none. */
-static uint64_t host_available_bytes(void)
+enum nib_status nib_device_get(const char *backend, int32_t i, struct nib_device_info *out, struct nib_error *err)
 {
-    FILE *f = fopen("/proc/meminfo", "r");
-    char line[128];
-    uint64_t kib = 0;
-    if (!f)
-        return 0;
-    while (fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib) == 1)
-            break;
-    (void)fclose(f);
-    return kib * 1024;
+    const struct nib_backend_api *api = nib_backend_find(backend);
+    memset(out, 0, sizeof *out);
+    if (!api)
+        return nib_error_set(err, NIB_E_ARGUMENT, "backend '%s' is not in this build", backend ? backend : "(null)");
+    return api->device(i, out, err);
 }
 
 enum nib_status nib_model_plan(const struct nib_model *m, const struct nib_options *o, struct nib_memory_plan *out,
@@ -124,7 +118,9 @@ enum nib_status nib_model_plan(const struct nib_model *m, const struct nib_optio
     out->workspace_bytes = api->scratch_bytes(&bc) +
                            nib_work_bytes(&m->config, r.n_rows_max, nib_logits_rows(&r), r.mtp, dtype, r.act_quant);
     out->total_bytes = out->weights_bytes + out->kv_bytes + out->workspace_bytes;
-    out->available_bytes = host_available_bytes();
+    struct nib_device_info device;
+    if (nib_device_get(r.backend, 0, &device, NULL) == NIB_OK)
+        out->available_bytes = device.available_bytes;
     out->n_ctx = r.n_ctx;
     out->n_seqs_max = r.n_seqs_max;
     return NIB_OK;

@@ -234,7 +234,8 @@ refuses 2 '--teacher is for .jsonl' score "$dir/story.txt" --teacher
 # ---- inspect ----
 try 0 inspect
 out_has 'nvfp4'
-out_has 'backends in this build: ref cpu'
+out_has 'backends in this build, and what they can run on:'
+out_has '  cpu   0  '
 try 0 inspect --json --ctx 4096 --tensors
 json 6 model n_layers
 json 2048 model vocab
@@ -242,6 +243,9 @@ json true model has_mtp
 json 4096 memory n_ctx
 json true memory fits
 json ref backends 0
+json cpu devices 1 backend
+json 0 devices 1 index
+json true devices 1 usable
 "$json_get" tensors 0 name <"$dir/out" >/dev/null || complain "$said: no tensors"
 try 0 inspect --json -m "$source/tests/data/tiny-v4-official"
 json official layout

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/machine.h"
 #include "base/status.h"
 
 struct nib_backend {
@@ -233,6 +234,7 @@ static enum nib_status synchronise(struct nib_stream *s)
 const struct nib_backend_api nib_backend_cpu = {
     .name = "cpu",
     .ops = &ops,
+    .device = nib_machine_device,
     .open = backend_open,
     .close = backend_close,
     .stream = backend_stream,

@@ -190,22 +190,20 @@ static enum nib_status open_parts(struct nib_backend *b, struct nib_error *err)
 
 static enum nib_status backend_open(const struct nib_backend_config *c, struct nib_backend **out, struct nib_error *err)
 {
-    struct cudaDeviceProp prop;
-    int                   n = 0;
+    struct cudaDeviceProp  prop;
+    struct nib_device_info device;
     *out = NULL;
     NIB_TRY(check_dims(&c->dims, err));
-    cudaError_t e = cudaGetDeviceCount(&n);
-    if (e == cudaSuccess && n > 0)
+    NIB_TRY(nib_cuda_device(0, &device, err));
+    if (!device.usable)
+        return nib_error_set(err, NIB_E_UNSUPPORTED, "cuda: '%s' cannot be used: %s", device.name, device.why_not);
+    cudaError_t e = cudaSetDevice(0);
+    if (e == cudaSuccess)
         e = cudaGetDeviceProperties(&prop, 0);
-    if (e != cudaSuccess || n == 0) {
+    if (e != cudaSuccess) {
         (void)cudaGetLastError();
-        return nib_error_set(err, NIB_E_UNSUPPORTED, "cuda: no usable device: %s",
-                             e != cudaSuccess ? cudaGetErrorString(e) : "none is installed");
+        return nib_error_set(err, NIB_E_DEVICE, "cuda: the device could not be opened: %s", cudaGetErrorString(e));
     }
-    if (!nib_cuda_runs_here())
-        return nib_error_set(err, NIB_E_UNSUPPORTED,
-                             "cuda: '%s' has compute capability %d.%d; this build holds kernels for 9.0 (H100, H200)", prop.name,
-                             prop.major, prop.minor);
     struct nib_backend *b = calloc(1, sizeof *b);
     if (!b)
         return nib_error_set(err, NIB_E_MEMORY, "cuda: no memory for %zu bytes", sizeof *b);
@@ -480,6 +478,7 @@ static const struct nib_ops ops = {
 const struct nib_backend_api nib_backend_cuda = {
     .name = "cuda",
     .ops = &ops,
+    .device = nib_cuda_device,
     .open = backend_open,
     .close = backend_close,
     .stream = backend_stream,

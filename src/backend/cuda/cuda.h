@@ -102,6 +102,7 @@ enum nib_status nib_cuda_check(struct nib_stream *s, cudaError_t e, const char *
 
 /* Whether this build holds machine code for the current device. */
 bool nib_cuda_runs_here(void);
+enum nib_status nib_cuda_device(int32_t i, struct nib_device_info *out, struct nib_error *err); /* nib_device_get() */
 
 /* ---- Launchers of weights (any/pack.cu) ---- */
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/machine.h"
 #include "base/status.h"
 
 enum { ALIGN = 256, TEAM_WORK = 200000 };
@@ -283,6 +284,7 @@ static const struct nib_ops ops = {
 const struct nib_backend_api nib_backend_ref = {
     .name = "ref",
     .ops = &ops,
+    .device = nib_machine_device,
     .open = ref_open,
     .close = ref_close,
     .stream = ref_stream,

@@ -1,0 +1,53 @@
+/* The cards of this machine: what they are, what is free on them, and whether this build can use them. */
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/cuda/cuda.h"
+
+/* NIB_OK and the number of cards, at least 1; otherwise why there is none. */
+static enum nib_status count_devices(int *n, struct nib_error *err)
+{
+    *n = 0;
+    cudaError_t e = cudaGetDeviceCount(n);
+    (void)cudaGetLastError();
+    if (e == cudaErrorInsufficientDriver)
+        return nib_error_set(err, NIB_E_UNSUPPORTED, "cuda: no NVIDIA driver, or one older than CUDA %d.%d needs", CUDART_VERSION / 1000,
+                             CUDART_VERSION % 1000 / 10);
+    if (e != cudaSuccess)
+        return nib_error_set(err, NIB_E_UNSUPPORTED, "cuda: no usable device: %s", cudaGetErrorString(e));
+    if (*n < 1)
+        return nib_error_set(err, NIB_E_UNSUPPORTED, "cuda: no usable device: none is installed");
+    return NIB_OK;
+}
+
+enum nib_status nib_cuda_device(int32_t i, struct nib_device_info *out, struct nib_error *err)
+{
+    struct cudaDeviceProp prop;
+    int                   n, current = 0;
+    size_t                available = 0, total = 0;
+    memset(out, 0, sizeof *out);
+    NIB_TRY(count_devices(&n, err));
+    if (i < 0 || i >= n)
+        return nib_error_set(err, NIB_E_ARGUMENT, "cuda: device %d is asked for, there are %d", i, n);
+    cudaError_t e = cudaGetDevice(&current);
+    if (e == cudaSuccess)
+        e = cudaSetDevice(i);
+    if (e == cudaSuccess)
+        e = cudaGetDeviceProperties(&prop, i);
+    if (e == cudaSuccess)
+        e = cudaMemGetInfo(&available, &total);
+    if (e == cudaSuccess) {
+        out->usable = nib_cuda_runs_here();
+        (void)snprintf(out->name, sizeof out->name, "%.*s (compute capability %d.%d)", 90, prop.name, prop.major, prop.minor);
+        out->total_bytes = total;
+        out->available_bytes = available;
+        out->exact = true;
+        if (!out->usable)
+            (void)snprintf(out->why_not, sizeof out->why_not, "this build holds kernels for %s", NIB_CUDA_TARGET_NAMES);
+    }
+    (void)cudaSetDevice(current);
+    (void)cudaGetLastError();
+    if (e != cudaSuccess)
+        return nib_error_set(err, NIB_E_DEVICE, "cuda: device %d: %s", i, cudaGetErrorString(e));
+    return NIB_OK;
+}
