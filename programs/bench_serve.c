@@ -1,5 +1,5 @@
-/* Options, clients that ask at the same time, and the report. One run for each concurrency; each client is a thread with a
- * connection of its own and asks anew as soon as its answer has ended. */
+/* Options, clients that ask at the same time, and the report. One run for each concurrency; each client is a thread
+ * with a connection of its own and asks anew as soon as its answer has ended. */
 #include "bench_serve.h"
 
 #include <jansson.h>
@@ -183,8 +183,8 @@ static json_t *times_json(const struct times *t)
 
 static json_t *run_json(const struct bench_run *r)
 {
-    json_t *o = json_pack("{s:i, s:i, s:i}", "concurrency", (int)r->concurrency, "requests", (int)r->n_requests, "errors",
-                          (int)r->n_failed);
+    json_t *o = json_pack("{s:i, s:i, s:i}", "concurrency", (int)r->concurrency, "requests", (int)r->n_requests,
+                          "errors", (int)r->n_failed);
 
     json_object_set_new(o, "first_error", r->n_failed ? json_string(r->first_error) : json_null());
     json_object_set_new(o, "seconds", output_real(r->seconds));
@@ -193,7 +193,7 @@ static json_t *run_json(const struct bench_run *r)
     json_object_set_new(o, "generated_tokens", r->has_usage ? json_integer(r->n_generated) : json_null());
     json_object_set_new(o, "events", json_integer(r->n_events));
     json_object_set_new(o, "requests_per_s", output_real(r->n_ok / r->seconds));
-    json_object_set_new(o, "tokens_per_s", r->has_usage ? output_real((double)r->n_generated / r->seconds) : json_null());
+    json_object_set_new(o, "tokens_per_s", output_real(r->has_usage ? (double)r->n_generated / r->seconds : NAN));
     json_object_set_new(o, "events_per_s", output_real((double)r->n_events / r->seconds));
     json_object_set_new(o, "first_token_ms", times_json(&r->first));
     json_object_set_new(o, "gap_ms", times_json(&r->gaps));
@@ -212,8 +212,8 @@ static void print_times(const struct times *t)
 
 static void print_head(const struct bench *b)
 {
-    (void)printf("%s, model %s, prompts of about %d tokens, %d generated\n\n", b->settings->url, b->model, (int)b->settings->n_prompt,
-                 (int)b->settings->max_tokens);
+    (void)printf("%s, model %s, prompts of about %d tokens, %d generated\n\n", b->settings->url, b->model,
+                 (int)b->settings->n_prompt, (int)b->settings->max_tokens);
     (void)printf("%40s  %26s  %26s\n", "", "first token, ms", "gap between events, ms");
     (void)printf("%6s %6s %6s %7s %10s", "conc.", "req.", "errors", "prompt", "tokens/s");
     for (int i = 0; i < 2; i++)
@@ -285,8 +285,9 @@ static int run_all(struct bench *b, const int32_t *concurrency, int n)
         times_free(&run.total);
     }
     if (code == CLI_OK && o->json)
-        code = output_json(json_pack("{s:s, s:s, s:i, s:i, s:O}", "url", o->url, "model", b->model, "prompt_tokens_wanted",
-                                     (int)o->n_prompt, "max_tokens", (int)o->max_tokens, "runs", runs));
+        code = output_json(json_pack("{s:s, s:s, s:i, s:i, s:O}", "url", o->url, "model", b->model,
+                                     "prompt_tokens_wanted", (int)o->n_prompt, "max_tokens", (int)o->max_tokens, "runs",
+                                     runs));
     json_decref(runs);
     if (code == CLI_OK && n_failed > 0)
         code = cli_fail("%d requests failed; the first: %s", (int)n_failed, error);
@@ -333,13 +334,14 @@ int bench_serve(int argc, char **argv)
          .help = "the server, as http://127.0.0.1:8000; /v1 is added where there is no path. No TLS"},
         {.name = "--concurrency", .kind = CLI_KIND_TEXT, .value = &o.concurrencies, .metavar = "N,N..",
          .help = "requests under way at the same time, a run for each number; 1,4,16"},
-        {.name = "--requests", .kind = CLI_KIND_COUNT, .value = &o.n_requests, .low = 0, .high = 10000000, .metavar = "N",
-         .help = "requests in a run; 0: four for each at the same time, 16 at least"},
-        {.name = "--prompt-tokens", .kind = CLI_KIND_COUNT, .value = &o.n_prompt, .low = 1, .high = 10000000, .metavar = "N",
-         .help = "length of a prompt, about; the report has what the server counted; 128"},
-        {.name = "--max-tokens", .kind = CLI_KIND_COUNT, .value = &o.max_tokens, .low = 1, .high = 10000000, .metavar = "N",
-         .help = "tokens to generate for each, past any end of the answer; 128"},
-        {.name = "--model", .kind = CLI_KIND_TEXT, .value = &o.model, .metavar = "NAME", .help = "the first one the server lists"},
+        {.name = "--requests", .kind = CLI_KIND_COUNT, .value = &o.n_requests, .low = 0, .high = 10000000,
+         .metavar = "N", .help = "requests in a run; 0: four for each at the same time, 16 at least"},
+        {.name = "--prompt-tokens", .kind = CLI_KIND_COUNT, .value = &o.n_prompt, .low = 1, .high = 10000000,
+         .metavar = "N", .help = "length of a prompt, about; the report has what the server counted; 128"},
+        {.name = "--max-tokens", .kind = CLI_KIND_COUNT, .value = &o.max_tokens, .low = 1, .high = 10000000,
+         .metavar = "N", .help = "tokens to generate for each, past any end of the answer; 128"},
+        {.name = "--model", .kind = CLI_KIND_TEXT, .value = &o.model, .metavar = "NAME",
+         .help = "the first one the server lists"},
         {.name = "--api-key", .kind = CLI_KIND_TEXT, .value = &o.api_key, .metavar = "KEY",
          .help = "sent as Authorization: Bearer KEY"},
         {.name = "--json", .kind = CLI_KIND_FLAG, .value = &o.json, .help = "print the result as JSON"},
@@ -348,8 +350,8 @@ int bench_serve(int argc, char **argv)
     const struct cli_syntax syntax = {
         .command = "bench",
         .usage = "--serve URL [options]",
-        .about = "Measures a running server, nibble's or another with OpenAI's chat interface: tokens per second, time to the first\n"
-                 "token, gaps between the events of a stream. See docs/server.md.",
+        .about = "Measures a running server, nibble's or another with OpenAI's chat interface: tokens per second,\n"
+                 "time to the first token, gaps between the events of a stream. See docs/server.md.",
         .groups = groups,
         .n_groups = 1,
     };

@@ -73,26 +73,29 @@ static uint64_t mix(uint64_t x)
 /* Each sixteen words are all of them in some order, so that texts of one length have about one number of tokens. */
 static char *make_text(int32_t n_words, uint64_t number)
 {
-    static const char *const words[] = {"river", "stone", "lamp", "green", "seven", "garden", "paper", "winter", "bridge", "music", "north",
-                                        "table", "silver", "window", "bread", "story"};
+    static const char *const words[] = {"river", "stone", "lamp",   "green", "seven", "garden", "paper", "winter",
+                                        "bridge", "music", "north", "table", "silver", "window", "bread", "story"};
     const size_t             size = (size_t)n_words * 8 + 1;
     char                    *text = malloc(size);
     size_t                   n = 0;
 
     for (int32_t i = 0; text && i < n_words; i++) {
         const uint64_t order = mix(mix(number) + (uint64_t)i / 16); /* an odd step goes through all sixteen */
-        n += (size_t)snprintf(text + n, size - n, i ? " %s" : "%s", words[((uint64_t)i * (order | 1) + (order >> 32)) % 16]);
+        const uint64_t word = ((uint64_t)i * (order | 1) + (order >> 32)) % 16;
+        n += (size_t)snprintf(text + n, size - n, i ? " %s" : "%s", words[word]);
     }
     return text;
 }
 
-/* Without thinking, as vLLM, SGLang, llama-server and nibble spell it: the chat form is shortest then, and every token text. */
+/* Without thinking, as vLLM, SGLang, llama-server and nibble spell it: the chat form is shortest then, and every token
+ * is text. */
 static char *make_body(const struct request_shape *shape)
 {
     char   *text = make_text(shape->n_words, shape->number);
-    json_t *o = json_pack("{s:s, s:[{s:s, s:s}], s:i, s:i, s:b, s:b, s:{s:b}, s:{s:b, s:b}}", "model", shape->model, "messages", "role", "user",
-                          "content", text ? text : "", "max_tokens", (int)shape->max_tokens, "temperature", 0, "ignore_eos", 1,
-                          "stream", 1, "stream_options", "include_usage", 1, "chat_template_kwargs", "thinking", 0, "enable_thinking", 0);
+    json_t *o = json_pack("{s:s, s:[{s:s, s:s}], s:i, s:i, s:b, s:b, s:{s:b}, s:{s:b, s:b}}", "model", shape->model,
+                          "messages", "role", "user", "content", text ? text : "", "max_tokens", (int)shape->max_tokens,
+                          "temperature", 0, "ignore_eos", 1, "stream", 1, "stream_options", "include_usage", 1,
+                          "chat_template_kwargs", "thinking", 0, "enable_thinking", 0);
     char   *body = o && text ? json_dumps(o, JSON_COMPACT) : NULL;
 
     json_decref(o);
@@ -190,7 +193,7 @@ static bool keep(struct stream *s, const char *bytes, size_t n, size_t most)
     return true;
 }
 
-/* A line of server-sent events. OpenAI's events are one line of data each; comments and other fields do not matter here. */
+/* A line of server-sent events. OpenAI's events are one line of data each; comments and other fields do not matter. */
 static bool take_line(struct stream *s, double time)
 {
     size_t n = s->n, at = 5;
@@ -229,11 +232,13 @@ static void say_status(const struct stream *s, int status)
     json_t     *o = json_loadb(s->line ? s->line : "", s->n, 0, NULL);
     const char *text = error_message(o);
 
-    (void)snprintf(s->result->why, sizeof s->result->why, "status %d%s%.200s", status, text ? ": " : "", text ? text : "");
+    (void)snprintf(s->result->why, sizeof s->result->why, "status %d%s%.200s", status, text ? ": " : "",
+                   text ? text : "");
     json_decref(o);
 }
 
-void bench_serve_request(struct http_client *c, const struct request_shape *shape, struct times *gaps, struct request_result *out)
+void bench_serve_request(struct http_client *c, const struct request_shape *shape, struct times *gaps,
+                         struct request_result *out)
 {
     char         *body = make_body(shape);
     struct stream s = {.result = out, .gaps = gaps};

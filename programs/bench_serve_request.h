@@ -36,7 +36,8 @@ struct request_shape {
 };
 
 /* gaps: between each two events that held text; may be NULL. */
-void bench_serve_request(struct http_client *c, const struct request_shape *shape, struct times *gaps, struct request_result *out);
+void bench_serve_request(struct http_client *c, const struct request_shape *shape, struct times *gaps,
+                         struct request_result *out);
 
 /* The name of the first model the server has, for free(); NULL with why[] filled. */
 char *bench_serve_first_model(struct http_client *c, char why[HTTP_WHY_BYTES]);

@@ -153,11 +153,13 @@ static bool send_request(struct http_client *c, const char *path, const char *bo
 
     if (!head)
         return say(c->why, "memory is used up");
-    int n = snprintf(head, size, "%s %s%s HTTP/1.1\r\nHost: %s%s%s:%s\r\nAccept: */*\r\n%s%s%s", body ? "POST" : "GET", c->url->base,
-                     path, is_v6 ? "[" : "", c->url->host, is_v6 ? "]" : "", c->url->port, key ? "Authorization: Bearer " : "",
-                     key ? key : "", key ? "\r\n" : "");
-    n += body ? snprintf(head + n, size - (size_t)n, "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n", strlen(body))
-              : snprintf(head + n, size - (size_t)n, "\r\n");
+    int n = snprintf(head, size, "%s %s%s HTTP/1.1\r\nHost: %s%s%s:%s\r\nAccept: */*\r\n%s%s%s", body ? "POST" : "GET",
+                     c->url->base, path, is_v6 ? "[" : "", c->url->host, is_v6 ? "]" : "", c->url->port,
+                     key ? "Authorization: Bearer " : "", key ? key : "", key ? "\r\n" : "");
+    if (body)
+        n += snprintf(head + n, size - (size_t)n, "Content-Type: application/json\r\nContent-Length: %zu\r\n",
+                      strlen(body));
+    n += snprintf(head + n, size - (size_t)n, "\r\n");
     const bool ok = send_all(c, head, (size_t)n) && (!body || send_all(c, body, strlen(body)));
     free(head);
     return ok;

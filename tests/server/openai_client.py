@@ -1,10 +1,11 @@
-"""nibble serve as the public `openai` client sees it: openai_client.py URL. Exits 0 if everything is as it should be."""
+"""nibble serve as the public `openai` client sees it: openai_client.py URL KEY. Exits 0 if everything is as it should be."""
+import asyncio
 import json
 import sys
 
 import openai
 
-client = openai.OpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
+client = openai.OpenAI(base_url=sys.argv[1], api_key=sys.argv[2], max_retries=0)
 MODEL = client.models.list().data[0].id
 
 
@@ -55,6 +56,46 @@ def check_stream():
     assert content == whole.choices[0].message.content
     assert reasoning == whole.choices[0].message.reasoning_content
     assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+def check_stream_helper():
+    """The client's own joining of a stream, which is strict about indexes, roles and what comes when."""
+    whole = ask(user("What is the capital of Japan?"), reasoning_effort="none", logprobs=True)
+    with client.chat.completions.stream(model=MODEL, messages=user("What is the capital of Japan?"), temperature=0,
+                                        reasoning_effort="none", logprobs=True) as stream:
+        text = "".join(e.delta for e in stream if e.type == "content.delta")
+        joined = stream.get_final_completion()
+    message = joined.choices[0].message
+    assert text == message.content == whole.choices[0].message.content, (text, joined)
+    assert message.role == "assistant" and joined.choices[0].finish_reason == "stop" and joined.id and joined.model == MODEL
+    assert [e.token for e in joined.choices[0].logprobs.content] == [e.token for e in whole.choices[0].logprobs.content]
+
+
+def check_company():
+    """Eight at the same time, streamed, by the asynchronous client: each gets what it gets alone."""
+    cities = ["France", "Japan", "Italy", "Spain", "Norway", "Egypt", "Peru", "Kenya"]
+    questions = [f"What is the capital of {c}?" for c in cities]
+    alone = [ask(user(q), reasoning_effort="low").choices[0].message.content for q in questions]
+
+    async def one(c, question):
+        stream = await c.chat.completions.create(model=MODEL, messages=user(question), temperature=0, reasoning_effort="low", stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+    async def together():
+        async with openai.AsyncOpenAI(base_url=sys.argv[1], api_key=sys.argv[2], max_retries=0) as c:
+            return await asyncio.gather(*(one(c, q) for q in questions))
+
+    assert asyncio.run(together()) == alone
+
+
+def check_leaving():
+    """A stream that is left early, and the same connection pool afterwards."""
+    for _ in range(3):
+        with ask(user("Tell me a story."), stream=True, extra_body={"ignore_eos": True}) as stream:
+            for i, _ in enumerate(stream):
+                if i == 3:
+                    break
+    check_chat()
 
 
 def stream_calls(messages):
@@ -108,6 +149,8 @@ def check_choices_and_stops():
     assert r.choices[0].message.content == "The capital of France is " and r.choices[0].finish_reason == "stop"
     r = client.completions.create(model=MODEL, prompt="Once upon", max_tokens=5, temperature=0)
     assert r.choices[0].finish_reason == "length" and r.usage.completion_tokens == 5
+    pieces = client.completions.create(model=MODEL, prompt="Once upon", max_tokens=5, temperature=0, stream=True)
+    assert "".join(p.choices[0].text for p in pieces if p.choices) == r.choices[0].text
 
 
 def fails(error, **arguments):
@@ -127,8 +170,16 @@ def check_errors():
         raise AssertionError("an unknown model was found")
     except openai.NotFoundError:
         pass
+    long = fails(openai.BadRequestError, messages=user("word " * 5000))
+    assert long.code == "context_length_exceeded" and long.param == "messages" and long.request_id, long
+    try:
+        openai.OpenAI(base_url=sys.argv[1], api_key="wrong", max_retries=0).models.list()
+        raise AssertionError("a wrong key was taken")
+    except openai.AuthenticationError as e:
+        assert e.code == "invalid_api_key"
 
 
-for check in (check_chat, check_thinking, check_stream, check_tools, check_logprobs, check_choices_and_stops, check_errors):
+for check in (check_chat, check_thinking, check_stream, check_stream_helper, check_company, check_leaving, check_tools, check_logprobs,
+              check_choices_and_stops, check_errors):
     check()
     print("ok", check.__name__)

@@ -18,7 +18,7 @@ if ! "$python" -c 'import openai' 2>/dev/null; then
         skip "the openai client cannot be had from PyPI"
 fi
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-"$nibble" serve --port "$port" --ctx 2048 --threads 1 --log-level quiet &
+"$nibble" serve --port "$port" --ctx 2048 --threads 1 --log-level quiet --api-key sesame &
 pid=$!
 trap 'kill $pid 2>/dev/null' EXIT
 i=0
@@ -27,7 +27,7 @@ until "$python" -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$por
     [ $i -lt 60 ] || { echo "the server was not ready after a minute"; exit 1; }
     sleep 1
 done
-"$python" "$here/openai_client.py" "http://127.0.0.1:$port/v1" || exit 1
+"$python" "$here/openai_client.py" "http://127.0.0.1:$port/v1" sesame || exit 1
 trap - EXIT
 kill $pid
 wait $pid
