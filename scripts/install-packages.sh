@@ -7,6 +7,7 @@ packages=
 if ! command -v gcc >/dev/null; then packages="$packages gcc libc6-dev"; fi
 if ! command -v cmake >/dev/null; then packages="$packages cmake"; fi
 if ! command -v make >/dev/null; then packages="$packages make"; fi
+if ! command -v curl >/dev/null; then packages="$packages curl"; fi
 if ! command -v pkg-config >/dev/null; then packages="$packages pkg-config"; fi
 
 # library NAME PACKAGE: a library that pkg-config must know.
