@@ -432,9 +432,25 @@ struct nib_backend_config {
 
 struct nib_backend; /* one opened device; owns its memory and stream */
 
+/* Repeating a long row of ops as one piece of work, for devices where issuing them one by one costs time. */
+#define NIB_RECORD_KEY_WORDS 24
+struct nib_record_key {
+    int32_t  n;
+    uint64_t word[NIB_RECORD_KEY_WORDS]; /* everything that the arguments of the ops depend on */
+};
+struct nib_recorder {
+    /* Enqueue again what was kept under this key. *found is false, and nothing done, if there is no such record. */
+    enum nib_status (*replay)(struct nib_stream *s, const struct nib_record_key *key, bool *found);
+    /* From here on ops (and nothing else) are written down, not run. False: not now; the ops run as they are called. */
+    bool (*begin)(struct nib_stream *s, const struct nib_record_key *key);
+    /* Keep what was written down and enqueue it. ok false: an op failed, so forget it. */
+    enum nib_status (*end)(struct nib_stream *s, const struct nib_record_key *key, bool ok);
+};
+
 struct nib_backend_api {
-    const char           *name;
-    const struct nib_ops *ops; /* complete */
+    const char                *name;
+    const struct nib_ops      *ops;      /* complete */
+    const struct nib_recorder *recorder; /* NULL where ops run at once */
 
     /* As nib_device_get(). The engine runs on device 0. */
     enum nib_status (*device)(int32_t i, struct nib_device_info *out, struct nib_error *err);

@@ -1,5 +1,5 @@
 /* The pass from token ids to streams and from streams to logits. Read attention.c next. */
-#include "model/forward.h"
+#include "model/record.h"
 
 static enum nib_status hc_pre(struct nib_rank *rk, int32_t n, struct nib_mat streams, const struct nib_hc *hc, const float *norm,
                               enum nib_act_format format)
@@ -45,8 +45,9 @@ enum nib_status nib_block(struct nib_rank *rk, const struct nib_rows *rows, cons
     return hc_post(rk, n, streams);
 }
 
-enum nib_status nib_forward(struct nib_rank *rk, const struct nib_rows *rows)
+static enum nib_status trunk(struct nib_rank *rk, const void *args)
 {
+    const struct nib_rows *rows = args;
     const struct nib_weights *w = &rk->weights;
     NIB_TRY(rk->ops->embed(rk->stream, &(struct nib_embed_args){
         .token = rows->token, .n_rows = rows->n_rows, .n_copies = rk->config->n_hc, .w = w->embed,
@@ -56,17 +57,42 @@ enum nib_status nib_forward(struct nib_rank *rk, const struct nib_rows *rows)
     return NIB_OK;
 }
 
-enum nib_status nib_forward_logits(struct nib_rank *rk, const int32_t *row, int32_t n, bool mtp)
+enum nib_status nib_forward(struct nib_rank *rk, const struct nib_rows *rows)
 {
+    struct nib_record_key key;
+    nib_record_key_init(&key, NIB_RECORD_TRUNK);
+    nib_record_key_add_rows(&key, rows);
+    return nib_record_run(rk, &key, rows->n_rows, trunk, rows);
+}
+
+struct logits_args {
+    const int32_t *row;
+    int32_t        n;
+    bool           mtp;
+};
+
+static enum nib_status logits(struct nib_rank *rk, const void *args)
+{
+    const struct logits_args *a = args;
     struct nib_work *w = &rk->work;
     const struct nib_weights *m = &rk->weights;
     const struct nib_config *c = rk->config;
-    const struct nib_hc *hc = mtp ? &m->mtp.hc_head : &m->hc_head;
+    const struct nib_hc *hc = a->mtp ? &m->mtp.hc_head : &m->hc_head;
 
     NIB_TRY(rk->ops->hc_head(rk->stream, &(struct nib_hc_head_args){
-        .streams = mtp ? w->mtp_streams : w->streams, .row = row, .n = n, .n_hc = c->n_hc, .fn = hc->fn, .base = hc->base,
-        .scale = hc->scale, .hc_eps = c->hc_eps, .norm_eps = c->norm_eps, .norm_weight = mtp ? m->mtp.norm : m->norm,
-        .x = nib_mat_rows(w->head_x, n)}));
+        .streams = a->mtp ? w->mtp_streams : w->streams, .row = a->row, .n = a->n, .n_hc = c->n_hc, .fn = hc->fn, .base = hc->base,
+        .scale = hc->scale, .hc_eps = c->hc_eps, .norm_eps = c->norm_eps, .norm_weight = a->mtp ? m->mtp.norm : m->norm,
+        .x = nib_mat_rows(w->head_x, a->n)}));
     return rk->ops->head(rk->stream, &(struct nib_head_args){
-        .x = nib_mat_rows(w->head_x, n), .w = m->head, .logits = nib_mat_rows(w->logits, n)});
+        .x = nib_mat_rows(w->head_x, a->n), .w = m->head, .logits = nib_mat_rows(w->logits, a->n)});
+}
+
+enum nib_status nib_forward_logits(struct nib_rank *rk, const int32_t *row, int32_t n, bool mtp)
+{
+    const struct logits_args args = {row, n, mtp};
+    struct nib_record_key key;
+    nib_record_key_init(&key, NIB_RECORD_LOGITS);
+    nib_record_key_add_pointer(&key, row);
+    nib_record_key_add(&key, (uint64_t)(uint32_t)n << 1 | mtp);
+    return nib_record_run(rk, &key, n, logits, &args);
 }

@@ -5,7 +5,7 @@
  *
  * To draft several tokens the block runs a row at a time on its own streams and its own guesses. Those rows stand where the
  * trunk's next step puts the real ones. */
-#include "model/forward.h"
+#include "model/record.h"
 
 static struct nib_mat pool_streams(const struct nib_rank *rk)
 {
@@ -63,8 +63,9 @@ static enum nib_status combine(struct nib_rank *rk, const struct nib_mtp_rows *m
         .e = nib_mat_rows(w->mtp_e, n), .h = nib_mat_rows(w->mtp_streams, n), .n_hc = c->n_hc});
 }
 
-enum nib_status nib_forward_mtp(struct nib_rank *rk, const struct nib_mtp_rows *m)
+static enum nib_status block(struct nib_rank *rk, const void *args)
 {
+    const struct nib_mtp_rows *m = args;
     if (m->rows.n_rows > 0) {
         NIB_TRY(gather_streams(rk, m));
         NIB_TRY(combine(rk, m));
@@ -72,4 +73,16 @@ enum nib_status nib_forward_mtp(struct nib_rank *rk, const struct nib_mtp_rows *
     }
     return rk->ops->copy_rows(rk->stream, &(struct nib_copy_rows_args){
         .src = rk->work.streams, .dst = pool_streams(rk), .src_row = m->keep_row, .dst_row = m->keep_ring, .n = m->n_keep});
+}
+
+enum nib_status nib_forward_mtp(struct nib_rank *rk, const struct nib_mtp_rows *m)
+{
+    const void *const pointers[] = {m->from_step, m->from_ring, m->from_mtp, m->to, m->keep_row, m->keep_ring};
+    struct nib_record_key key;
+    nib_record_key_init(&key, NIB_RECORD_MTP);
+    nib_record_key_add_rows(&key, &m->rows);
+    nib_record_key_add(&key, (uint64_t)(uint32_t)m->n_keep);
+    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
+        nib_record_key_add_pointer(&key, pointers[i]);
+    return nib_record_run(rk, &key, m->rows.n_rows, block, m);
 }

@@ -4,6 +4,7 @@
  * and nothing else is touched. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/backend_cuda.h"
+#include "backend/cuda/record_cuda.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -153,6 +154,7 @@ static void backend_close(struct nib_backend *b)
     if (!b)
         return;
     struct nib_stream *s = &b->stream;
+    nib_cuda_records_free(&s->records);
     for (int i = 0; i < N_STAGES; i++) {
         if (b->load.sent[i])
             (void)cudaEventDestroy(b->load.sent[i]);
@@ -478,6 +480,7 @@ static const struct nib_ops ops = {
 const struct nib_backend_api nib_backend_cuda = {
     .name = "cuda",
     .ops = &ops,
+    .recorder = &nib_cuda_recorder,
     .device = nib_cuda_device,
     .open = backend_open,
     .close = backend_close,

@@ -74,6 +74,19 @@ struct nib_cuda_moe_scratch {
     int32_t   n_rows;  /* that one pass takes */
 };
 
+/* Steps kept as graphs (record_cuda.c). */
+#define NIB_CUDA_RECORDS 48
+struct nib_cuda_record {
+    struct nib_record_key key;
+    uint64_t              used;  /* on the records' clock; 0: free */
+    cudaGraphExec_t       graph; /* NULL: the key was seen once */
+};
+struct nib_cuda_records {
+    struct nib_cuda_record record[NIB_CUDA_RECORDS];
+    uint64_t               clock;
+    bool                   off; /* recording failed once; ops run as they are called */
+};
+
 struct nib_stream {
     struct nib_dims      dims;
     cudaStream_t         handle;
@@ -93,6 +106,7 @@ struct nib_stream {
     float               *attend; /* [n_attend_parts] partial sums of split attention */
     int64_t              n_attend_max;
     struct nib_cuda_moe_scratch moe;
+    struct nib_cuda_records records;
     cudaStream_t         side;   /* work beside the main queue, joined by events */
     cudaEvent_t          fork, join;
 };
