@@ -233,6 +233,16 @@ static void add_headers(const struct exchange *x, struct MHD_Response *r, unsign
         (void)MHD_add_response_header(r, "Retry-After", "1");
 }
 
+/* The page holds its style and script itself and talks to this server only; what else it might be made to load stays out. */
+static void add_page_headers(struct MHD_Response *r)
+{
+    (void)MHD_add_response_header(r, "Content-Security-Policy",
+                                  "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+                                  "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+    (void)MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+    (void)MHD_add_response_header(r, "Referrer-Policy", "no-referrer");
+}
+
 static enum MHD_Result send_text(struct exchange *x, unsigned status, char *text, size_t n, const char *type)
 {
     struct MHD_Response *r = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
@@ -243,6 +253,8 @@ static enum MHD_Result send_text(struct exchange *x, unsigned status, char *text
     x->answered = true;
     add_headers(x, r, status);
     (void)MHD_add_response_header(r, "Content-Type", type);
+    if (strncmp(type, "text/html", 9) == 0)
+        add_page_headers(r);
     if (status == 405)
         (void)MHD_add_response_header(r, "Allow", x->error.param[0] ? x->error.param : "GET, POST");
     enum MHD_Result result = MHD_queue_response(x->connection, status, r);
