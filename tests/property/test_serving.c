@@ -9,239 +9,28 @@
 
 #include <cmocka.h>
 
-#include <assert.h>
 #include <math.h>
-#include <pthread.h>
 
 #include "nibble.h"
-#include "support/model_support.h"
-
-#define N_MAX 512
-
-static uint64_t g_random = 7;
-
-static uint32_t random_below(uint32_t n)
-{
-    g_random = g_random * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(g_random >> 33) % n;
-}
-
-static void random_ids(int32_t *ids, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++)
-        ids[i] = 300 + (int32_t)random_below(1500);
-}
-
-/* One request and what came back. */
-struct job {
-    int32_t                   prompt[2048], n_prompt, n_max;
-    struct nib_sampling       sampling;
-    uint64_t                  salt;
-    int32_t                   token[N_MAX], n_tokens;
-    float                     logprob[N_MAX];
-    int32_t                   cancel_at; /* stop by callback after so many tokens; 0: never */
-    bool                      ended;
-    struct nib_request_result result;
-    struct nib_request       *handle;
-    struct waiter            *waiter;
-};
-
-struct waiter {
-    pthread_mutex_t lock;
-    pthread_cond_t  changed;
-    int32_t         n_ended;
-};
-
-static struct waiter g_waiter = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0};
-
-static void on_token(void *user, const struct nib_drawn_token *t, struct nib_next *next)
-{
-    struct job *j = user;
-    assert(t->index == j->n_tokens && t->index < N_MAX);
-    j->token[j->n_tokens] = t->id;
-    j->logprob[j->n_tokens++] = t->logprob;
-    next->stop = j->n_tokens == j->cancel_at;
-}
-
-static void on_end(void *user, const struct nib_request_result *r)
-{
-    struct job *j = user;
-    (void)pthread_mutex_lock(&g_waiter.lock);
-    assert(!j->ended);
-    j->ended = true;
-    j->result = *r;
-    g_waiter.n_ended++;
-    (void)pthread_cond_broadcast(&g_waiter.changed);
-    (void)pthread_mutex_unlock(&g_waiter.lock);
-}
-
-static void submit(struct nib_server *s, struct job *j)
-{
-    struct nib_error err = {0};
-    const struct nib_request_args a = {.prompt = j->prompt, .n_prompt = j->n_prompt, .n_max = j->n_max, .sampling = j->sampling,
-                                       .salt = j->salt, .on_token = on_token, .on_end = on_end, .user = j};
-    j->n_tokens = 0;
-    j->ended = false;
-    if (nib_server_submit(s, &a, &j->handle, &err) != NIB_OK)
-        fail_msg("%s", err.text);
-}
-
-static void wait_for(struct job *j)
-{
-    (void)pthread_mutex_lock(&g_waiter.lock);
-    while (!j->ended)
-        (void)pthread_cond_wait(&g_waiter.changed, &g_waiter.lock);
-    (void)pthread_mutex_unlock(&g_waiter.lock);
-    nib_request_close(j->handle);
-    j->handle = NULL;
-}
-
-/* ---- Alone ---- */
-
-struct alone {
-    int32_t n;
-    int32_t token[N_MAX];
-    float   logprob[N_MAX];
-};
-
-static bool keep_token(void *user, int32_t token, float logprob)
-{
-    struct alone *a = user;
-    a->token[a->n] = token;
-    a->logprob[a->n++] = logprob;
-    return true;
-}
-
-static void run_alone(struct nib_engine *e, const struct job *j, struct alone *out)
-{
-    struct nib_seq *seq;
-    struct nib_generate_result r;
-    struct nib_error err = {0};
-    out->n = 0;
-    assert_int_equal(nib_seq_open(e, &seq, &err), NIB_OK);
-    const struct nib_generate_args a = {.seq = seq, .prompt = j->prompt, .n_prompt = j->n_prompt, .n_max = j->n_max,
-                                        .sampling = j->sampling, .on_token = keep_token, .user = out};
-    if (nib_generate(e, &a, &r, &err) != NIB_OK)
-        fail_msg("%s", err.text);
-    nib_seq_close(seq);
-}
-
-static void check_same(const struct job *j, const struct alone *a)
-{
-    assert_int_equal(j->result.status, NIB_OK);
-    assert_int_equal(j->n_tokens, a->n);
-    assert_memory_equal(j->token, a->token, (size_t)a->n * sizeof(int32_t));
-    assert_memory_equal(j->logprob, a->logprob, (size_t)a->n * sizeof(float));
-}
-
-/* ---- Settings ---- */
-
-struct rig {
-    struct fixture     f;
-    struct nib_server *server;
-};
-
-static struct rig rig_open(int32_t n_running, int32_t n_kept, int32_t n_pages, int32_t n_prefill)
-{
-    struct rig r;
-    struct nib_options o;
-    struct nib_server_options so;
-    struct nib_error err = {0};
-    nib_options_init(&o);
-    o.n_ctx = 1280;
-    o.n_seqs_max = n_running + n_kept;
-    o.n_kv_pages = n_pages;
-    o.n_threads = 1;
-    r.f = fixture_open(MODEL_NVFP4, &o);
-    nib_server_options_init(&so);
-    so.n_running_max = n_running;
-    so.n_prefill_max = n_prefill;
-    if (nib_server_open(r.f.engine, &so, &r.server, &err) != NIB_OK)
-        fail_msg("%s", err.text);
-    return r;
-}
-
-static void rig_close(struct rig *r)
-{
-    nib_server_close(r->server);
-    fixture_close(&r->f);
-}
-
-enum { N_JOBS = 10 };
-
-/* Prompts of all lengths around borders; some share beginnings, one with another's salt. */
-static struct job *make_jobs(void)
-{
-    static const int32_t lengths[N_JOBS] = {1, 5, 127, 128, 129, 150, 280, 300, 300, 60};
-    struct job *jobs = calloc(N_JOBS, sizeof *jobs);
-    assert_non_null(jobs);
-    for (int i = 0; i < N_JOBS; i++) {
-        struct job *j = &jobs[i];
-        j->n_prompt = lengths[i];
-        j->n_max = 3 + (int32_t)random_below(12);
-        nib_sampling_init(&j->sampling);
-        j->sampling.temperature = i % 3 == 0 ? 0.0f : 1.0f;
-        j->sampling.top_p = i % 2 ? 0.95f : 1.0f;
-        j->sampling.seed = 1000 + (uint64_t)i;
-        if (i % 4 == 1) {
-            j->sampling.presence = 0.5f;
-            j->sampling.repetition = 1.3f;
-        }
-        random_ids(j->prompt, j->n_prompt);
-        if (i > 6)
-            memcpy(j->prompt, jobs[6].prompt, sizeof(int32_t) * (size_t)(j->n_prompt < 270 ? j->n_prompt : 270));
-        j->salt = i == 8;
-    }
-    return jobs;
-}
-
-static struct alone *all_alone(const struct job *jobs, int32_t n_jobs)
-{
-    struct nib_options o;
-    struct alone *a = calloc((size_t)n_jobs, sizeof *a);
-    nib_options_init(&o);
-    o.n_ctx = 1280;
-    o.n_threads = 1;
-    struct fixture f = fixture_open(MODEL_NVFP4, &o);
-    for (int32_t i = 0; i < n_jobs; i++)
-        run_alone(f.engine, &jobs[i], &a[i]);
-    fixture_close(&f);
-    return a;
-}
-
-static void check_all_alone(const struct job *jobs, int32_t n_jobs)
-{
-    struct alone *a = all_alone(jobs, n_jobs);
-    for (int32_t i = 0; i < n_jobs; i++)
-        check_same(&jobs[i], &a[i]);
-    free(a);
-}
-
-static void run_jobs(const struct rig *r, struct job *jobs)
-{
-    for (int i = 0; i < N_JOBS; i++)
-        submit(r->server, &jobs[i]);
-    for (int i = 0; i < N_JOBS; i++)
-        wait_for(&jobs[i]);
-}
+#include "support/serving_support.h"
 
 static void test_neighbours(void **state)
 {
     (void)state;
     static const int32_t settings[][4] = {{4, 0, 0, 512}, {10, 12, 0, 70}, {3, 3, 0, 200}};
-    struct job *jobs = make_jobs();
-    struct alone *alone = all_alone(jobs, N_JOBS);
+    struct job *jobs = jobs_make();
+    struct alone *alone = jobs_alone(jobs, N_JOBS);
     for (size_t k = 0; k < sizeof settings / sizeof settings[0]; k++) {
-        struct rig r = rig_open(settings[k][0], settings[k][1], settings[k][2], settings[k][3]);
+        struct serving r = server_open(settings[k][0], settings[k][1], settings[k][2], settings[k][3]);
         for (int round = 0; round < (k == 1 ? 2 : 1); round++) {
-            run_jobs(&r, jobs);
+            jobs_run(&r, jobs);
             for (int i = 0; i < N_JOBS; i++)
-                check_same(&jobs[i], &alone[i]);
+                job_check(&jobs[i], &alone[i]);
         }
         struct nib_server_stats stats;
         nib_server_get_stats(r.server, &stats);
         assert_true(settings[k][1] > 0 ? stats.n_prefix_hits > 0 : stats.n_prefix_hits == 0);
-        rig_close(&r);
+        server_close(&r);
     }
     free(alone);
     free(jobs);
@@ -251,7 +40,7 @@ static void test_neighbours(void **state)
 static void test_pool_full(void **state)
 {
     (void)state;
-    struct rig r = rig_open(4, 4, 5, 256);
+    struct serving r = server_open(4, 4, 5, 256);
     struct job *jobs = calloc(4, sizeof *jobs);
     for (int i = 0; i < 4; i++) {
         nib_sampling_init(&jobs[i].sampling);
@@ -259,19 +48,19 @@ static void test_pool_full(void **state)
         jobs[i].n_prompt = 100 + 40 * i;
         jobs[i].n_max = 80;
         random_ids(jobs[i].prompt, jobs[i].n_prompt);
-        submit(r.server, &jobs[i]);
+        job_submit(r.server, &jobs[i]);
     }
     int32_t n_preempted = 0;
     for (int i = 0; i < 4; i++) {
-        wait_for(&jobs[i]);
+        job_wait(&jobs[i]);
         n_preempted += jobs[i].result.n_preempted;
     }
     struct nib_server_stats stats;
     nib_server_get_stats(r.server, &stats);
     assert_true(n_preempted > 0);
     assert_int_equal(stats.n_pages, 5);
-    rig_close(&r);
-    check_all_alone(jobs, 4);
+    server_close(&r);
+    jobs_check_alone(jobs, 4);
     free(jobs);
 }
 
@@ -279,25 +68,25 @@ static void test_pool_full(void **state)
 static void test_too_long(void **state)
 {
     (void)state;
-    struct rig r = rig_open(2, 0, 3, 256);
+    struct serving r = server_open(2, 0, 3, 256);
     struct job *j = calloc(1, sizeof *j);
     struct nib_error err = {0};
     nib_sampling_init(&j->sampling);
     random_ids(j->prompt, 500);
-    struct nib_request_args a = {.prompt = j->prompt, .n_prompt = 500, .n_max = 4, .sampling = j->sampling, .on_end = on_end, .user = j};
+    struct nib_request_args a = {.prompt = j->prompt, .n_prompt = 500, .n_max = 4, .sampling = j->sampling, .on_end = job_on_end, .user = j};
     assert_int_equal(nib_server_submit(r.server, &a, NULL, &err), NIB_E_LIMIT);
     assert_non_null(strstr(err.text, "500"));
     assert_non_null(strstr(err.text, "384"));
     j->n_prompt = 380;
     j->n_max = 100;
-    submit(r.server, j);
-    wait_for(j);
+    job_submit(r.server, j);
+    job_wait(j);
     assert_int_equal(j->result.reason, NIB_STOP_LENGTH);
     assert_int_equal(j->n_tokens, 5); /* four are fed after the prompt, one more is drawn */
     j->prompt[1] = -1;
     a.n_prompt = 2;
     assert_int_equal(nib_server_submit(r.server, &a, NULL, &err), NIB_E_ARGUMENT);
-    rig_close(&r);
+    server_close(&r);
     free(j);
 }
 
@@ -306,36 +95,36 @@ static void test_too_long(void **state)
 static void test_hits(void **state)
 {
     (void)state;
-    struct rig r = rig_open(2, 16, 0, 512);
+    struct serving r = server_open(2, 16, 0, 512);
     struct job *j = calloc(1, sizeof *j), *b = calloc(1, sizeof *b);
     nib_sampling_init(&j->sampling);
     j->sampling.temperature = 0.0f;
     j->n_prompt = 600;
     j->n_max = 60;
     random_ids(j->prompt, 1000);
-    submit(r.server, j);
-    wait_for(j);
+    job_submit(r.server, j);
+    job_wait(j);
     assert_int_equal(j->result.n_cached, 0);
-    submit(r.server, j);
-    wait_for(j);
+    job_submit(r.server, j);
+    job_wait(j);
     assert_int_equal(j->result.n_cached, 512);
     memcpy(j->prompt + 600, j->token, 59 * sizeof(int32_t)); /* what was generated comes back as history */
     j->n_prompt = 900;
-    submit(r.server, j);
-    wait_for(j);
+    job_submit(r.server, j);
+    job_wait(j);
     assert_int_equal(j->result.n_cached, 640);
     *b = *j;
     b->prompt[700]++; /* behind 640, before 768 */
-    submit(r.server, b);
-    wait_for(b);
+    job_submit(r.server, b);
+    job_wait(b);
     assert_int_equal(b->result.n_cached, 640);
     j->salt = 1;
-    submit(r.server, j);
-    wait_for(j);
+    job_submit(r.server, j);
+    job_wait(j);
     assert_int_equal(j->result.n_cached, 0);
-    check_all_alone(j, 1);
-    check_all_alone(b, 1);
-    rig_close(&r);
+    jobs_check_alone(j, 1);
+    jobs_check_alone(b, 1);
+    server_close(&r);
     free(j);
     free(b);
 }
@@ -344,7 +133,7 @@ static void test_hits(void **state)
 static void test_same_prompt_at_once(void **state)
 {
     (void)state;
-    struct rig r = rig_open(6, 8, 0, 100);
+    struct serving r = server_open(6, 8, 0, 100);
     struct job *jobs = calloc(6, sizeof *jobs);
     int32_t n_cached = 0;
     random_ids(jobs[0].prompt, 500);
@@ -354,15 +143,15 @@ static void test_same_prompt_at_once(void **state)
         memcpy(jobs[i].prompt, jobs[0].prompt, sizeof jobs[0].prompt);
         jobs[i].n_prompt = 500;
         jobs[i].n_max = 8;
-        submit(r.server, &jobs[i]);
+        job_submit(r.server, &jobs[i]);
     }
     for (int i = 0; i < 6; i++) {
-        wait_for(&jobs[i]);
+        job_wait(&jobs[i]);
         n_cached += jobs[i].result.n_cached;
     }
     assert_int_equal(n_cached, 5 * 384);
-    check_all_alone(jobs, 6);
-    rig_close(&r);
+    jobs_check_alone(jobs, 6);
+    server_close(&r);
     free(jobs);
 }
 
@@ -370,39 +159,39 @@ static void test_same_prompt_at_once(void **state)
 static void test_cancelled(void **state)
 {
     (void)state;
-    struct rig r = rig_open(4, 6, 0, 64);
-    struct job *jobs = make_jobs();
+    struct serving r = server_open(4, 6, 0, 64);
+    struct job *jobs = jobs_make();
     for (int i = 0; i < N_JOBS; i++)
         jobs[i].cancel_at = i % 3 == 0 ? 1 + (int32_t)random_below(4) : 0;
-    int32_t n_before = g_waiter.n_ended;
+    int32_t n_before = jobs_n_ended();
     for (int i = 0; i < N_JOBS; i++)
-        submit(r.server, &jobs[i]);
+        job_submit(r.server, &jobs[i]);
     for (int i = 0; i < N_JOBS; i++)
         if (random_below(2)) {
             if (random_below(2) && jobs[0].handle)
-                wait_for(&jobs[0]);
+                job_wait(&jobs[0]);
             if (jobs[i].handle)
                 nib_request_cancel(jobs[i].handle);
         }
     for (int i = 0; i < N_JOBS; i++)
         if (jobs[i].handle)
-            wait_for(&jobs[i]);
-    assert_int_equal(g_waiter.n_ended - n_before, N_JOBS);
+            job_wait(&jobs[i]);
+    assert_int_equal(jobs_n_ended() - n_before, N_JOBS);
     for (int i = 0; i < N_JOBS; i++)
         jobs[i].cancel_at = 0;
-    run_jobs(&r, jobs);
-    check_all_alone(jobs, N_JOBS);
+    jobs_run(&r, jobs);
+    jobs_check_alone(jobs, N_JOBS);
     struct nib_server_stats stats;
     nib_server_get_stats(r.server, &stats);
     assert_int_equal(stats.n_waiting, 0);
-    rig_close(&r);
+    server_close(&r);
     free(jobs);
 }
 
 static void ban_all_but(void *user, const struct nib_drawn_token *t, struct nib_next *next)
 {
     static const int32_t allowed[] = {400, 500};
-    on_token(user, t, next);
+    job_on_token(user, t, next);
     next->allowed = allowed;
     next->n_allowed = t->index % 2 ? 1 : 2;
 }
@@ -411,7 +200,7 @@ static void ban_all_but(void *user, const struct nib_drawn_token *t, struct nib_
 static void test_edits(void **state)
 {
     (void)state;
-    struct rig r = rig_open(2, 0, 0, 512);
+    struct serving r = server_open(2, 0, 0, 512);
     struct job *j = calloc(1, sizeof *j);
     struct alone *a = calloc(1, sizeof *a);
     nib_sampling_init(&j->sampling);
@@ -419,19 +208,19 @@ static void test_edits(void **state)
     j->n_prompt = 20;
     j->n_max = 6;
     random_ids(j->prompt, 20);
-    run_alone(r.f.engine, j, a); /* the server is idle */
+    job_run_alone(r.f.engine, j, a); /* the server is idle */
     const struct nib_logit_bias ban = {a->token[0], -INFINITY};
     struct nib_request_args args = {.prompt = j->prompt, .n_prompt = 20, .n_max = 6, .sampling = j->sampling, .bias = &ban, .n_bias = 1,
-                                    .on_token = ban_all_but, .on_end = on_end, .user = j};
+                                    .on_token = ban_all_but, .on_end = job_on_end, .user = j};
     assert_int_equal(nib_server_submit(r.server, &args, &j->handle, NULL), NIB_OK);
-    wait_for(j);
+    job_wait(j);
     assert_int_not_equal(j->token[0], a->token[0]);
     assert_true(j->logprob[0] < a->logprob[0]);
     for (int i = 1; i < 6; i++)
         assert_true(j->token[i] == 400 || (j->token[i] == 500 && i % 2));
     /* The likeliest token is a stop id: it ends the request, unless it is held back. */
     args.n_bias = 0;
-    args.on_token = on_token;
+    args.on_token = job_on_token;
     args.stop_id = &a->token[0];
     args.n_stop = 1;
     for (int n_min = 0; n_min < 3; n_min++) {
@@ -439,7 +228,7 @@ static void test_edits(void **state)
         j->n_tokens = 0;
         j->ended = false;
         assert_int_equal(nib_server_submit(r.server, &args, &j->handle, NULL), NIB_OK);
-        wait_for(j);
+        job_wait(j);
         if (n_min == 0) {
             assert_int_equal(j->n_tokens, 1);
             assert_int_equal(j->result.reason, NIB_STOP_ID);
@@ -447,7 +236,7 @@ static void test_edits(void **state)
         for (int i = 0; i < n_min; i++)
             assert_int_not_equal(j->token[i], a->token[0]);
     }
-    rig_close(&r);
+    server_close(&r);
     free(a);
     free(j);
 }
@@ -460,7 +249,7 @@ struct top_check {
 static void check_top(void *user, const struct nib_drawn_token *t, struct nib_next *next)
 {
     struct top_check *c = user;
-    on_token(&c->job, t, next);
+    job_on_token(&c->job, t, next);
     c->ok = c->ok && t->n_top == 5 && t->top_id[0] == t->id && fabsf(t->top_logprob[0] - t->logprob) < 1e-5f;
     for (int i = 1; i < 5; i++)
         c->ok = c->ok && t->top_logprob[i] <= t->top_logprob[i - 1];
@@ -468,13 +257,13 @@ static void check_top(void *user, const struct nib_drawn_token *t, struct nib_ne
 
 static void on_top_end(void *user, const struct nib_request_result *r)
 {
-    on_end(&((struct top_check *)user)->job, r);
+    job_on_end(&((struct top_check *)user)->job, r);
 }
 
 static void test_top_and_drain(void **state)
 {
     (void)state;
-    struct rig r = rig_open(2, 0, 0, 512);
+    struct serving r = server_open(2, 0, 0, 512);
     struct top_check *c = calloc(1, sizeof *c);
     struct nib_error err = {0};
     c->ok = true;
@@ -486,11 +275,11 @@ static void test_top_and_drain(void **state)
     assert_int_equal(nib_server_submit(r.server, &args, &c->job.handle, NULL), NIB_OK);
     nib_server_drain(r.server);
     assert_int_equal(nib_server_submit(r.server, &args, NULL, &err), NIB_E_STATE);
-    wait_for(&c->job);
+    job_wait(&c->job);
     assert_int_equal(c->job.result.status, NIB_OK);
     assert_int_equal(c->job.n_tokens, 8);
     assert_true(c->ok);
-    rig_close(&r);
+    server_close(&r);
     free(c);
 }
 
@@ -498,11 +287,11 @@ static void test_top_and_drain(void **state)
 static void test_close_while_busy(void **state)
 {
     (void)state;
-    struct rig r = rig_open(2, 2, 0, 64);
-    struct job *jobs = make_jobs();
+    struct serving r = server_open(2, 2, 0, 64);
+    struct job *jobs = jobs_make();
     for (int i = 0; i < N_JOBS; i++)
-        submit(r.server, &jobs[i]);
-    rig_close(&r);
+        job_submit(r.server, &jobs[i]);
+    server_close(&r);
     for (int i = 0; i < N_JOBS; i++) {
         assert_true(jobs[i].ended);
         assert_true(jobs[i].result.status == NIB_OK || jobs[i].result.status == NIB_E_CANCELLED);
