@@ -72,7 +72,7 @@ struct nib_options {
     enum nib_kv        kv;         /* bf16 */
     enum nib_numerics  numerics;   /* release sets act_quant fp8 and kv fp8 and refuses others */
     bool               mtp;        /* load the MTP block and keep its state; false */
-    int32_t            n_drafts;   /* most tokens that nib_generate may draft in a step, 0 to 8; above 0 sets mtp; 0 */
+    int32_t            n_drafts;   /* most tokens that may be drafted in a step for a sequence, 0 to 8; above 0 sets mtp; 0 */
     uint32_t           cpu_mask;   /* CPU features that may be used; ~0 */
     /* For finding faults; docs/tracing.md. Both make steps many times slower. */
     const char        *trace;      /* file that gets a line of JSON for every op; NULL */
@@ -416,6 +416,8 @@ struct nib_server_options {
     int32_t n_waiting_max; /* more are refused; 256 */
     int32_t n_prefill_max; /* prompt tokens of one step; fewer where running requests would wait too long; 512 */
     bool    reuse;         /* keep beginnings; true */
+    int32_t n_drafts;      /* tokens to draft in a step for each request, at most the engine's n_drafts; 0: none; or NIB_DRAFTS_AUTO: as many
+                              as pay, by the clock. Changes no result, whatever a request's temperature; 0. docs/drafts.md */
 };
 void nib_server_options_init(struct nib_server_options *o);
 
@@ -484,6 +486,7 @@ struct nib_server_stats {
     int32_t  n_pages, n_pages_used; /* of KV entries */
     uint64_t n_prompt_tokens, n_generated_tokens, n_prefix_queries, n_prefix_hits; /* tokens */
     uint64_t n_preemptions, n_steps, n_step_rows;
+    uint64_t n_drafts, n_draft_tokens, n_accepted_tokens; /* times that a request drafted; tokens */
     uint64_t step_rows[NIB_SERVER_N_BUCKETS]; /* steps of at most 1, 8, 16, 32, ... 16384 rows; last: more */
 };
 void nib_server_get_stats(struct nib_server *s, struct nib_server_stats *out);

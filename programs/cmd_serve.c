@@ -101,7 +101,7 @@ static int open_engine(struct session *s, const struct serve_command *c, struct 
     if (code != CLI_OK)
         return code;
     o.n_ctx = serve->n_ctx;
-    o.n_rows_max = c->settings.n_prefill + c->settings.n_running;
+    o.n_rows_max = c->settings.n_prefill + c->settings.n_running * (1 + o.n_drafts);
     plan_memory(s, c, &o);
     enum nib_status status = nib_engine_open(s->model, &o, &s->engine, &err);
     if (status != NIB_OK)
@@ -110,14 +110,16 @@ static int open_engine(struct session *s, const struct serve_command *c, struct 
     so.n_running_max = c->settings.n_running;
     so.n_waiting_max = c->settings.n_waiting;
     so.n_prefill_max = c->settings.n_prefill;
+    so.n_drafts = c->engine.drafts == CLI_DRAFTS_AUTO && o.n_drafts > 0 ? NIB_DRAFTS_AUTO : o.n_drafts;
     status = nib_server_open(s->engine, &so, &serve->engine, &err);
     if (status != NIB_OK)
         return session_fail(status, &err);
     const struct nib_options *r = nib_engine_options(s->engine);
     cli_note("serving '%s' from %s: backend %s, context %d, %d at once, %d waiting, %d prompt tokens a step, %d KV pages of "
-             "%d tokens, %d kept beginnings, %s",
+             "%d tokens, %d kept beginnings, drafts %s, %s",
              serve->name, s->dir, r->backend, (int)r->n_ctx, (int)so.n_running_max, (int)so.n_waiting_max,
              (int)so.n_prefill_max, (int)r->n_kv_pages, PAGE_TOKENS, (int)(r->n_seqs_max - so.n_running_max),
+             so.n_drafts == 0 ? "0" : cli_draft_names[c->engine.drafts],
              serve->n_keys ? "API keys asked for" : "no API key");
     return CLI_OK;
 }
@@ -330,6 +332,9 @@ static int serve_command(int argc, char **argv)
          .metavar = "GiB", .help = "memory for the ends of kept beginnings, 0: keep none; that of 64"},
         {.name = "--prefill-budget", .kind = CLI_KIND_COUNT, .value = &c.settings.n_prefill, .low = 1, .high = 16384,
          .metavar = "N", .help = "prompt tokens in a step, at most; 512"},
+        {.name = "--drafts", .kind = CLI_KIND_CHOICE, .value = &c.engine.drafts, .choices = cli_draft_names,
+         .help = "tokens that the MTP block guesses ahead for each request in a step; changes the\n"
+                 "speed, not the text (docs/drafts.md); auto: as many as pay; 0"},
         {.name = "--max-body-mb", .kind = CLI_KIND_COUNT, .value = &c.settings.max_body_mb, .low = 1, .high = 2047,
          .metavar = "N", .help = "size of a request; 64"},
         {.name = "--drain-timeout", .kind = CLI_KIND_COUNT, .value = &c.settings.drain_timeout_s, .low = 0, .high = 86400,

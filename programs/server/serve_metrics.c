@@ -150,6 +150,9 @@ void metrics_write(struct metrics *m, const struct nib_server_stats *s, const ch
     write_one(out, "vllm:num_preemptions_total", "counter", labels, (double)s->n_preemptions);
     write_one(out, "vllm:prompt_tokens_total", "counter", labels, (double)m->n_prompt_tokens);
     write_one(out, "vllm:generation_tokens_total", "counter", labels, (double)m->n_generated_tokens);
+    write_one(out, "vllm:spec_decode_num_drafts_total", "counter", labels, (double)s->n_drafts);
+    write_one(out, "vllm:spec_decode_num_draft_tokens_total", "counter", labels, (double)s->n_draft_tokens);
+    write_one(out, "vllm:spec_decode_num_accepted_tokens_total", "counter", labels, (double)s->n_accepted_tokens);
     buffer_printf(out, "# TYPE vllm:request_success_total counter\n");
     for (int i = 0; i < N_OUTCOMES; i++)
         buffer_printf(out, "vllm:request_success_total{%s,finished_reason=\"%s\"} %llu\n", labels, outcomes[i],

@@ -60,7 +60,8 @@ enum nib_status nib_draft_propose(struct nib_engine *e, struct nib_seq *seq, con
     const int32_t position = seq->state.length + 1;
     d->drawn = !nib_sampling_is_greedy(s);
     for (int32_t i = 0; i < *k; i++) {
-        const enum nib_status status = nib_step_draft(e, seq, i, i == 0 ? token : d->token[i - 1]);
+        const struct nib_draft_row row = {seq, i == 0 ? token : d->token[i - 1], 0};
+        const enum nib_status status = nib_step_draft(e, &row, 1, i);
         if (status != NIB_OK)
             return nib_engine_failed(e, status, "make drafts", err);
         NIB_TRY(guess(e, s, h, position + i, i, err));

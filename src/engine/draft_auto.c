@@ -95,7 +95,7 @@ int32_t nib_draft_auto_choose(struct nib_draft_auto *a, int32_t limit)
     return 1;
 }
 
-void nib_draft_auto_record(struct nib_draft_auto *a, int32_t k, int32_t n_accepted, double seconds)
+void nib_draft_auto_cost(struct nib_draft_auto *a, int32_t k, double seconds)
 {
     /* An interruption by another program says nothing about the step. */
     if (is_known(a, k) && seconds > 2 * a->cost[k])
@@ -104,10 +104,32 @@ void nib_draft_auto_record(struct nib_draft_auto *a, int32_t k, int32_t n_accept
     const double weight = a->n_cost[k] > 1 ? 1.0 / a->n_cost[k] : 1;
     a->cost[k] += (weight > FOLLOW ? weight : FOLLOW) * (seconds - a->cost[k]);
     a->n_cost[k] += a->n_cost[k] < 1000;
-    for (int32_t i = 0; i < k && i <= n_accepted; i++) {
-        a->tried[i] = a->tried[i] * FADE + 1;
-        a->hit[i] = a->hit[i] * FADE + (i < n_accepted);
-    }
     a->n_plain = k > 0 ? 0 : a->n_plain + 1;
     a->n_drafting = k > 0 ? a->n_drafting + 1 : 0;
+}
+
+/* A round counts as one try, however many texts it has: its share of right drafts is only the less noisy. */
+void nib_draft_auto_outcome(struct nib_draft_auto *a, const struct nib_draft_tally *t)
+{
+    for (int32_t i = 0; i < NIB_DRAFTS_MAX && t->n_judged[i] > 0; i++) {
+        a->tried[i] = a->tried[i] * FADE + (double)t->n_judged[i] / t->n_texts;
+        a->hit[i] = a->hit[i] * FADE + (double)t->n_right[i] / t->n_texts;
+    }
+}
+
+void nib_draft_auto_record(struct nib_draft_auto *a, int32_t k, int32_t n_accepted, double seconds)
+{
+    struct nib_draft_tally t = {.n_texts = 1};
+    for (int32_t i = 0; i < k && i <= n_accepted; i++) {
+        t.n_judged[i] = 1;
+        t.n_right[i] = i < n_accepted;
+    }
+    nib_draft_auto_cost(a, k, seconds);
+    nib_draft_auto_outcome(a, &t);
+}
+
+int32_t nib_draft_auto_best(const struct nib_draft_auto *a, int32_t limit)
+{
+    limit = limit < a->max ? limit : a->max;
+    return limit > 0 && is_known(a, 0) && is_known(a, 1) ? best_of(a, limit) : 0;
 }

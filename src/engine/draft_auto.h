@@ -28,4 +28,15 @@ int32_t nib_draft_auto_choose(struct nib_draft_auto *a, int32_t limit);
 /* A round drafted k tokens, of which the first n_accepted were right, and took `seconds`. */
 void nib_draft_auto_record(struct nib_draft_auto *a, int32_t k, int32_t n_accepted, double seconds);
 
+/* The same for a round of several texts together: of the i-th drafts, how many were judged (all before them were right), and how many
+ * were right. */
+struct nib_draft_tally {
+    int32_t n_texts, n_judged[NIB_DRAFTS_MAX], n_right[NIB_DRAFTS_MAX];
+};
+void nib_draft_auto_cost(struct nib_draft_auto *a, int32_t k, double seconds);
+void nib_draft_auto_outcome(struct nib_draft_auto *a, const struct nib_draft_tally *t);
+
+/* The best number as far as is known, without asking for a try. */
+int32_t nib_draft_auto_best(const struct nib_draft_auto *a, int32_t limit);
+
 #endif

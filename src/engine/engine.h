@@ -87,9 +87,14 @@ enum nib_status nib_engine_failed(struct nib_engine *e, enum nib_status status, 
 enum nib_status nib_step_run(struct nib_engine *e, const struct nib_batch *b, bool mtp, struct nib_error *err);
 enum nib_status nib_step_logits(struct nib_engine *e, int32_t first, int32_t n, bool mtp);
 
-/* The i-th of a chain of MTP rows behind the sequence's end, with the token at position length + i: its logits, a guess at the next
- * token, in row 0 of work.logits. i = 0 starts from the trunk's streams, the others from the row before, so they must follow at
- * once. The positions must be reserved. Changes nothing that the next step does not overwrite. */
-enum nib_status nib_step_draft(struct nib_engine *e, const struct nib_seq *s, int32_t i, int32_t token);
+/* Chains of MTP rows behind the ends of n sequences: row i of each, with the token at position length + i. Its logits, a guess at the
+ * next token, go to row r of work.logits. i = 0 starts from the trunk's streams, the others from the call before, which must follow at
+ * once; a chain may end before others do. The positions must be reserved. Changes nothing that the next step does not overwrite. */
+struct nib_draft_row {
+    const struct nib_seq *seq;
+    int32_t               token;
+    int32_t               from; /* i > 0: this chain's place in the call before */
+};
+enum nib_status nib_step_draft(struct nib_engine *e, const struct nib_draft_row *row, int32_t n, int32_t i);
 
 #endif

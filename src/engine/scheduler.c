@@ -258,29 +258,33 @@ static enum nib_status check_options(const struct nib_engine *e, const struct ni
                              o->n_running_max, eo->n_seqs_max < eo->n_rows_max ? eo->n_seqs_max : eo->n_rows_max);
     if (o->n_waiting_max < 1 || o->n_prefill_max < 1)
         return nib_error_set(err, NIB_E_ARGUMENT, "n_waiting_max and n_prefill_max must be at least 1");
+    if (o->n_drafts != NIB_DRAFTS_AUTO && (o->n_drafts < 0 || o->n_drafts > eo->n_drafts))
+        return nib_error_set(err, NIB_E_ARGUMENT, "n_drafts is %" PRId32 ", wanted 0 to %" PRId32 ", the engine's own", o->n_drafts,
+                             eo->n_drafts);
     return NIB_OK;
 }
 
 static bool make_buffers(struct nib_server *s)
 {
     struct nib_rank *rk = &s->engine->rank;
-    const size_t n = (size_t)s->options.n_running_max, vocab = (size_t)rk->config->vocab;
+    const size_t n = (size_t)s->options.n_running_max, n_logits = (size_t)rk->work.n_logits_max, vocab = (size_t)rk->config->vocab;
     s->running = calloc(n, sizeof *s->running);
     s->in_batch = calloc(n, sizeof *s->in_batch);
-    s->sampled = calloc(n, sizeof *s->sampled);
+    s->sampled = calloc(n_logits, sizeof *s->sampled);
+    s->draft_row = calloc(n, sizeof *s->draft_row);
     s->seq = calloc(n, sizeof *s->seq);
     s->seq_start = calloc(n + 1, sizeof *s->seq_start);
-    s->logits_row = calloc(n, sizeof *s->logits_row);
+    s->logits_row = calloc(n_logits, sizeof *s->logits_row);
     s->token = calloc((size_t)s->engine->options.n_rows_max, sizeof *s->token);
-    s->host_row = calloc(n, sizeof *s->host_row);
-    s->host_token = calloc(n, sizeof *s->host_token);
-    s->host_logprob = calloc(n, sizeof *s->host_logprob);
+    s->host_row = calloc(n_logits, sizeof *s->host_row);
+    s->host_token = calloc(n_logits, sizeof *s->host_token);
+    s->host_logprob = calloc(n_logits, sizeof *s->host_logprob);
     s->logits = calloc(vocab, sizeof *s->logits);
     s->edited = calloc(vocab, sizeof *s->edited);
-    s->device_row = rk->api->alloc(rk->backend, n * sizeof *s->device_row);
-    s->device_token = rk->api->alloc(rk->backend, n * sizeof *s->device_token);
-    s->device_logprob = rk->api->alloc(rk->backend, n * sizeof *s->device_logprob);
-    return s->running && s->in_batch && s->sampled && s->seq && s->seq_start && s->logits_row && s->token && s->host_row &&
+    s->device_row = rk->api->alloc(rk->backend, n_logits * sizeof *s->device_row);
+    s->device_token = rk->api->alloc(rk->backend, n_logits * sizeof *s->device_token);
+    s->device_logprob = rk->api->alloc(rk->backend, n_logits * sizeof *s->device_logprob);
+    return s->running && s->in_batch && s->sampled && s->draft_row && s->seq && s->seq_start && s->logits_row && s->token && s->host_row &&
            s->host_token && s->host_logprob && s->logits && s->edited && s->device_row && s->device_token && s->device_logprob;
 }
 
@@ -288,7 +292,8 @@ static void free_buffers(struct nib_server *s)
 {
     struct nib_rank *rk = &s->engine->rank;
     void *const host[] = {s->running,  s->in_batch,   s->sampled,      s->seq,    s->seq_start, s->logits_row, s->token,
-                          s->host_row, s->host_token, s->host_logprob, s->logits, s->edited};
+                          s->host_row, s->host_token, s->host_logprob, s->logits, s->edited,
+                          s->draft_row};
     void *const device[] = {s->device_row, s->device_token, s->device_logprob};
     for (size_t i = 0; i < sizeof host / sizeof host[0]; i++)
         free(host[i]);
@@ -316,6 +321,8 @@ enum nib_status nib_server_open(struct nib_engine *e, const struct nib_server_op
     s->engine = e;
     s->options = *o;
     s->n_prefill_now = o->n_prefill_max < NIB_PAGE_TOKENS ? o->n_prefill_max : NIB_PAGE_TOKENS; /* until it is known better */
+    for (int32_t i = 0; i < NIB_CHOOSERS; i++)
+        nib_draft_auto_init(&s->chooser[i], e->options.n_drafts);
     nib_prefix_init(&s->prefix, o->reuse ? e->options.n_seqs_max - o->n_running_max : 0);
     (void)pthread_mutex_init(&s->lock, NULL);
     (void)pthread_cond_init(&s->wake, NULL);

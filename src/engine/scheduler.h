@@ -1,6 +1,7 @@
 /* Inside a nib_server. The server's thread owns everything but the inbox, the flags and the published numbers, which `lock` guards.
  *
- * scheduler.c: the API and the thread. scheduler_batch.c: who runs, and with how many rows. scheduler_sample.c: the next tokens. */
+ * scheduler.c: the API and the thread. scheduler_batch.c: who runs, and with how many rows. scheduler_draft.c: tokens guessed ahead.
+ * scheduler_sample.c: the next tokens. */
 #ifndef NIB_SCHEDULER_H
 #define NIB_SCHEDULER_H
 
@@ -10,6 +11,7 @@
 #include "engine/prefix.h"
 
 #define NIB_TOP_MAX 20
+#define NIB_CHOOSERS 40 /* numbers of requests that decode together, of which each has its own best number of drafts */
 
 /* Distinct ids a request has seen, for penalties; memory only where there are some. */
 struct nib_history {
@@ -32,7 +34,13 @@ struct nib_request {
     const int32_t          *allowed;
     int32_t                 n_allowed;
     struct nib_history      history;
-    int32_t                 n_rows; /* in this step */
+    /* In this step: */
+    int32_t                 n_rows;    /* those of drafts included */
+    int32_t                 n_drafts;  /* tokens guessed behind the last known one */
+    int32_t                 draft[NIB_DRAFTS_MAX];
+    int32_t                 chain;     /* place among those that draft */
+    int32_t                 logits_at, n_logits; /* its rows of logits */
+    bool                    drawn;     /* together with others; else when its turn comes */
     double                  submit_time;
     bool                    started;
     struct nib_request_result result;
@@ -64,7 +72,13 @@ struct nib_server {
     int32_t                   *token, *seq_start, *logits_row;
     struct nib_seq           **seq;
     struct nib_request       **in_batch, **sampled; /* by sequence of the batch; by row of logits */
-    /* Sampling, of n_running_max rows: device arrays and their host sides. */
+    /* Drafts. */
+    struct nib_draft_auto      chooser[NIB_CHOOSERS];
+    struct nib_draft_row      *draft_row; /* [n_running_max] */
+    struct nib_draft_tally     tally;     /* of this step */
+    int32_t                    n_drafts;  /* the most that a request of this step has */
+    int32_t                    n_decoding; /* requests that may have some */
+    /* Sampling, of as many rows as there may be logits: device arrays and their host sides. */
     struct nib_sample_row     *device_row, *host_row;
     int32_t                   *device_token, *host_token;
     float                     *device_logprob, *host_logprob;
@@ -76,12 +90,29 @@ double nib_server_now(void); /* seconds, monotonic */
 /* One round: who was cancelled goes, who fits comes in, one step runs, every finished row gives a token. False if there was nothing to run. */
 bool nib_server_round(struct nib_server *s);
 
-/* Draw tokens for the first n rows of the last step's logits, request sampled[i] each, into host_token (-1: nothing can be drawn) and
- * host_logprob; likeliest tokens are told by nib_server_top. */
+/* Guess what follows each request that decodes, n_drafts tokens of it into draft[], their positions reserved. Failing only means fewer
+ * guesses. A guess is the MTP block's distribution drawn from with the random number that the trunk's will be drawn from with, and is right
+ * if the trunk's draw is the same token. So what a request gets does not depend on drafts at all: not on how many, not on who else runs. */
+void nib_server_draft(struct nib_server *s);
+
+/* What the step took, for choosing the next number of drafts. is_pure: no prompt was in it. */
+void nib_server_draft_learn(struct nib_server *s, bool is_pure, double seconds);
+
+/* Draw tokens for the first n rows of the last step's logits, request sampled[i] each, as far as that needs nothing of what is drawn before
+ * them; nib_server_token gives them, or draws one now, in the request's present state. *id is -1 where nothing can be drawn. */
 enum nib_status nib_server_sample(struct nib_server *s, int32_t n);
+enum nib_status nib_server_token(struct nib_server *s, struct nib_request *r, int32_t row, int32_t *id, float *logprob);
+
+/* A guess at token `ahead` of each of the first n rows of the MTP block's logits, request sampled[i] each, into host_token. */
+enum nib_status nib_server_guess(struct nib_server *s, int32_t n, int32_t ahead);
 
 /* The likeliest n tokens of a row of the last step's logits. */
 enum nib_status nib_server_top(struct nib_server *s, int32_t row, int32_t n, int32_t *id, float *logprob);
+
+static inline int32_t nib_request_n_pending(const struct nib_request *r)
+{
+    return r->n_ids - nib_seq_length(r->seq);
+}
 
 void nib_history_add(struct nib_history *h, int32_t token, bool generated);
 

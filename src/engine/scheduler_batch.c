@@ -14,11 +14,6 @@
 #define ROWS_AT_LEAST 16                    /* of prompts in a step, whatever it costs */
 #define STEP_STRETCH  2.0                   /* a step with prompts may take that many times one without */
 
-static int32_t n_pending(const struct nib_request *r)
-{
-    return r->n_ids - nib_seq_length(r->seq);
-}
-
 static void remove_running(struct nib_server *s, int32_t i)
 {
     s->n_running--;
@@ -64,7 +59,7 @@ static bool should_wait_for_beginning(const struct nib_server *s, const struct n
 {
     for (int32_t i = 0; s->prefix.n_snapshots_max > 0 && i < s->n_running; i++) {
         const struct nib_request *o = s->running[i];
-        if (o->args.salt != r->args.salt || n_pending(o) <= 1)
+        if (o->args.salt != r->args.salt || nib_request_n_pending(o) <= 1)
             continue;
         int32_t n = n_common(r, o);
         n = (n < r->n_ids ? n : r->n_ids - 1) / NIB_PAGE_TOKENS * NIB_PAGE_TOKENS;
@@ -147,32 +142,34 @@ static int32_t next_border(const struct nib_request *r)
     return border;
 }
 
-static int32_t prompt_rows_allowed(const struct nib_server *s, int32_t n_decoding)
+static int32_t prompt_rows_allowed(const struct nib_server *s, int32_t n_decode_rows)
 {
     int32_t n = s->options.n_prefill_max;
-    if (n_decoding > 0 && s->n_prefill_now < n)
+    if (n_decode_rows > 0 && s->n_prefill_now < n)
         n = s->n_prefill_now;
-    const int32_t room = s->engine->options.n_rows_max - n_decoding;
+    const int32_t room = s->engine->options.n_rows_max - n_decode_rows;
     return n < room ? n : room;
 }
 
 /* Rows for everyone into n_rows; returns how many for prompts. Smallest prompts first, each at most an even share of what is left. */
 static int32_t share_rows(struct nib_server *s)
 {
-    int32_t n_prompts = 0;
+    int32_t n_prompts = 0, n_decode_rows = 0;
     for (int32_t i = 0; i < s->n_running; i++) {
-        s->running[i]->n_rows = n_pending(s->running[i]) == 1;
-        n_prompts += !s->running[i]->n_rows;
+        struct nib_request *r = s->running[i];
+        r->n_rows = nib_request_n_pending(r) == 1 ? 1 + r->n_drafts : 0;
+        n_prompts += r->n_rows == 0;
+        n_decode_rows += r->n_rows;
     }
-    const int32_t allowed = prompt_rows_allowed(s, s->n_running - n_prompts);
+    const int32_t allowed = prompt_rows_allowed(s, n_decode_rows);
     int32_t left = allowed;
     for (; n_prompts > 0 && left > 0; n_prompts--) {
         struct nib_request *smallest = NULL;
         for (int32_t i = 0; i < s->n_running; i++)
-            if (s->running[i]->n_rows == 0 && (!smallest || n_pending(s->running[i]) < n_pending(smallest)))
+            if (s->running[i]->n_rows == 0 && (!smallest || nib_request_n_pending(s->running[i]) < nib_request_n_pending(smallest)))
                 smallest = s->running[i];
         int32_t n = left / n_prompts > 0 ? left / n_prompts : 1;
-        const int32_t pending = n_pending(smallest), border = next_border(smallest) - nib_seq_length(smallest->seq);
+        const int32_t pending = nib_request_n_pending(smallest), border = next_border(smallest) - nib_seq_length(smallest->seq);
         n = n < pending ? n : pending;
         n = n < border ? n : border;
         smallest->n_rows = n;
@@ -191,11 +188,15 @@ static struct nib_batch make_batch(struct nib_server *s)
         s->in_batch[b.n_seqs] = r;
         s->seq[b.n_seqs] = r->seq;
         s->seq_start[b.n_seqs++] = b.n_rows;
-        memcpy(s->token + b.n_rows, r->ids + nib_seq_length(r->seq), (size_t)r->n_rows * sizeof(int32_t));
+        const int32_t n_known = r->n_rows - r->n_drafts;
+        memcpy(s->token + b.n_rows, r->ids + nib_seq_length(r->seq), (size_t)n_known * sizeof(int32_t));
+        memcpy(s->token + b.n_rows + n_known, r->draft, (size_t)r->n_drafts * sizeof(int32_t));
         b.n_rows += r->n_rows;
-        if (r->n_rows == n_pending(r)) {
+        r->logits_at = b.n_logits;
+        r->n_logits = n_known == nib_request_n_pending(r) ? 1 + r->n_drafts : 0;
+        for (int32_t k = r->n_logits; k > 0; k--) {
             s->sampled[b.n_logits] = r;
-            s->logits_row[b.n_logits++] = b.n_rows - 1;
+            s->logits_row[b.n_logits++] = b.n_rows - k;
         }
     }
     s->seq_start[b.n_seqs] = b.n_rows;
@@ -280,35 +281,35 @@ static bool is_stop(const struct nib_request *r, int32_t token)
     return false;
 }
 
-/* Token i of the step goes to its request. True if that was its last. */
-static bool deliver(struct nib_server *s, int32_t i, enum nib_status *status, enum nib_stop_reason *reason)
+/* The token of that row of logits goes to its request. True if that was its last. */
+static bool deliver(struct nib_server *s, struct nib_request *r, int32_t row, int32_t *id, enum nib_status *status,
+                    enum nib_stop_reason *reason)
 {
-    struct nib_request *r = s->sampled[i];
-    const int32_t id = s->host_token[i];
     int32_t top_id[NIB_TOP_MAX];
-    float top_logprob[NIB_TOP_MAX];
+    float top_logprob[NIB_TOP_MAX], logprob;
     struct nib_next next = {.stop = false};
-    *status = NIB_OK;
-    if (id < 0)
+    *id = -1;
+    *status = nib_server_token(s, r, row, id, &logprob);
+    if (*status == NIB_OK && *id < 0)
         *status = NIB_E_NUMERIC;
-    else if (r->args.n_top > 0)
-        *status = nib_server_top(s, i, r->args.n_top, top_id, top_logprob);
+    if (*status == NIB_OK && r->args.n_top > 0)
+        *status = nib_server_top(s, row, r->args.n_top, top_id, top_logprob);
     if (*status != NIB_OK)
         return true;
     if (r->result.n_generated == 0)
         r->result.first_token_s = nib_server_now() - r->submit_time;
-    const struct nib_drawn_token token = {.id = id, .index = r->result.n_generated++, .logprob = s->host_logprob[i], .n_top = r->args.n_top,
-                                    .top_id = top_id, .top_logprob = top_logprob};
+    const struct nib_drawn_token token = {.id = *id, .index = r->result.n_generated++, .logprob = logprob, .n_top = r->args.n_top,
+                                          .top_id = top_id, .top_logprob = top_logprob};
     s->stats.n_generated_tokens++;
     if (r->args.on_token)
         r->args.on_token(r->args.user, &token, &next);
     r->allowed = next.allowed;
     r->n_allowed = next.n_allowed;
-    *reason = is_stop(r, id) ? NIB_STOP_ID : next.stop ? NIB_STOP_CALLBACK : NIB_STOP_LENGTH;
+    *reason = is_stop(r, *id) ? NIB_STOP_ID : next.stop ? NIB_STOP_CALLBACK : NIB_STOP_LENGTH;
     if (*reason != NIB_STOP_LENGTH || r->n_ids == r->n_ids_max || r->result.n_generated == r->args.n_max)
         return true;
-    nib_history_add(&r->history, id, true);
-    r->ids[r->n_ids++] = id;
+    nib_history_add(&r->history, *id, true);
+    r->ids[r->n_ids++] = *id;
     return false;
 }
 
@@ -337,6 +338,40 @@ static void fail_step(struct nib_server *s, const struct nib_batch *b, enum nib_
         end_running(s, place_of(s, s->in_batch[i]), status, NIB_STOP_CALLBACK);
 }
 
+/* A request gets its tokens, one after another as long as they are what was guessed; wrong guesses are taken back. */
+static void take_tokens(struct nib_server *s, struct nib_request *r)
+{
+    enum nib_status status;
+    enum nib_stop_reason reason = NIB_STOP_LENGTH;
+    int32_t n_right = 0, id;
+    bool ended, right = true;
+    for (int32_t i = 0;; i++) {
+        ended = deliver(s, r, r->logits_at + i, &id, &status, &reason);
+        if (i == r->n_drafts)
+            break;
+        right = id == r->draft[i];
+        s->tally.n_judged[i]++;
+        s->tally.n_right[i] += right;
+        n_right += right;
+        if (ended || !right)
+            break;
+    }
+    s->tally.n_texts += r->n_drafts > 0;
+    s->stats.n_drafts += r->n_drafts > 0;
+    s->stats.n_draft_tokens += (uint64_t)r->n_drafts;
+    s->stats.n_accepted_tokens += (uint64_t)n_right;
+    /* A token that ends the text is not among the ids; any other last one is, and is not fed yet. */
+    const int32_t length = ended ? r->n_ids : r->n_ids - 1;
+    if (nib_seq_length(r->seq) > length && nib_seq_truncate(r->seq, length) != NIB_OK) {
+        status = NIB_E_STATE;
+        ended = true;
+    } else {
+        keep_beginning(s, r);
+    }
+    if (ended)
+        end_running(s, place_of(s, r), status, reason);
+}
+
 bool nib_server_round(struct nib_server *s)
 {
     struct nib_batch b;
@@ -346,6 +381,7 @@ bool nib_server_round(struct nib_server *s)
     if (s->n_running == 0)
         return false;
     const double start = nib_server_now();
+    nib_server_draft(s);
     enum nib_status status = run_step(s, &b, &n_prompt_rows);
     if (status == NIB_OK && b.n_logits > 0) {
         status = nib_step_logits(s->engine, 0, b.n_logits, false);
@@ -358,14 +394,16 @@ bool nib_server_round(struct nib_server *s)
         fail_step(s, &b, status);
         return true;
     }
-    pace(s, nib_server_now() - start, b.n_rows, n_prompt_rows);
+    const double seconds = nib_server_now() - start;
+    pace(s, seconds, b.n_rows, n_prompt_rows);
     count_step(s, &b, n_prompt_rows);
-    for (int32_t i = 0; i < b.n_seqs; i++)
-        keep_beginning(s, s->in_batch[i]);
-    for (int32_t i = 0; i < b.n_logits; i++) {
-        enum nib_stop_reason reason = NIB_STOP_LENGTH;
-        if (deliver(s, i, &status, &reason))
-            end_running(s, place_of(s, s->sampled[i]), status, reason);
+    for (int32_t i = 0; i < b.n_seqs; i++) {
+        struct nib_request *r = s->in_batch[i];
+        if (r->n_logits > 0)
+            take_tokens(s, r);
+        else
+            keep_beginning(s, r);
     }
+    nib_server_draft_learn(s, n_prompt_rows == 0, seconds);
     return true;
 }

@@ -1,5 +1,5 @@
-/* Next tokens for the rows of a step. Rows without history or edits are drawn together on the device; the others one by one, their logits
- * edited on the host where tokens are banned, biased or prescribed. */
+/* Next tokens for the rows of a step. Rows without history or edits are drawn together on the device; the others one by one as their turn
+ * comes, since each depends on the token before, their logits edited on the host where tokens are banned, biased or prescribed. */
 #include "engine/random.h"
 #include "engine/scheduler.h"
 
@@ -28,13 +28,19 @@ static bool is_edited(const struct nib_request *r)
     return r->n_allowed > 0 || r->args.n_bias > 0 || holds_back_stops(r);
 }
 
-/* Of request r at its next position: one place a token's number comes from, so that scheduling cannot change it. */
-static struct nib_sample_row row_of(const struct nib_request *r)
+static bool stands_alone(const struct nib_request *r)
+{
+    return r->history.n > 0 || is_edited(r);
+}
+
+/* Of request r, `ahead` tokens behind its next position: one place a token's number comes from, so that neither scheduling nor drafts can
+ * change it. */
+static struct nib_sample_row row_of(const struct nib_request *r, int32_t ahead)
 {
     const struct nib_sampling *p = &r->args.sampling;
     return (struct nib_sample_row){.temperature = p->temperature, .top_p = p->top_p, .min_p = p->min_p, .top_k = p->top_k,
                                    .repetition = p->repetition, .presence = p->presence, .frequency = p->frequency,
-                                   .uniform = nib_uniform(p->seed, (uint64_t)r->n_ids, 0), .history_count = r->history.n};
+                                   .uniform = nib_uniform(p->seed, (uint64_t)r->n_ids + (uint64_t)ahead, 0)};
 }
 
 static struct nib_mat logits_at(const struct nib_server *s, int32_t row, int32_t n)
@@ -90,7 +96,7 @@ static void edit(const struct nib_request *r, const float *raw, float *x, int32_
 }
 
 /* A row by itself. Log-probabilities are of the logits as they were, so an edited row's is taken here. */
-static enum nib_status draw_edited(struct nib_server *s, int32_t row)
+static enum nib_status draw_edited(struct nib_server *s, const struct nib_request *r, int32_t row)
 {
     struct nib_rank *rk = &s->engine->rank;
     const int32_t vocab = rk->config->vocab;
@@ -101,7 +107,7 @@ static enum nib_status draw_edited(struct nib_server *s, int32_t row)
     const double total = log_sum(s->logits, vocab);
     if (isnan(total)) /* editing must not hide it from the draw */
         return draw(s, row, 1);
-    edit(s->sampled[row], s->logits, s->edited, vocab);
+    edit(r, s->logits, s->edited, vocab);
     NIB_TRY(rk->api->upload(rk->stream, device, s->edited, bytes));
     NIB_TRY(draw(s, row, 1));
     NIB_TRY(rk->api->upload(rk->stream, device, s->logits, bytes));
@@ -112,34 +118,62 @@ static enum nib_status draw_edited(struct nib_server *s, int32_t row)
     return rk->api->upload(rk->stream, s->device_logprob + row, &logprob, sizeof logprob);
 }
 
-static enum nib_status draw_alone(struct nib_server *s, int32_t row)
+static enum nib_status draw_alone(struct nib_server *s, const struct nib_request *r, int32_t row)
 {
     struct nib_rank *rk = &s->engine->rank;
-    const struct nib_request *r = s->sampled[row];
     const size_t n = (size_t)r->history.n * sizeof(int32_t);
     if (n > 0) {
         NIB_TRY(rk->api->upload(rk->stream, s->engine->sample.history_token, r->history.token, n));
         NIB_TRY(rk->api->upload(rk->stream, s->engine->sample.history_times, r->history.times, n));
     }
-    return is_edited(r) ? draw_edited(s, row) : draw(s, row, 1);
+    s->host_row[row] = row_of(r, 0);
+    s->host_row[row].history_count = r->history.n;
+    return is_edited(r) ? draw_edited(s, r, row) : draw(s, row, 1);
+}
+
+static enum nib_status download_drawn(struct nib_server *s, int32_t first, int32_t n)
+{
+    struct nib_rank *rk = &s->engine->rank;
+    NIB_TRY(rk->api->download(rk->stream, s->host_token + first, s->device_token + first, (size_t)n * sizeof *s->host_token));
+    return rk->api->download(rk->stream, s->host_logprob + first, s->device_logprob + first, (size_t)n * sizeof *s->host_logprob);
 }
 
 enum nib_status nib_server_sample(struct nib_server *s, int32_t n)
 {
-    struct nib_rank *rk = &s->engine->rank;
+    bool any = false;
     for (int32_t i = 0; i < n; i++)
-        s->host_row[i] = row_of(s->sampled[i]);
-    for (int32_t i = 0, end; i < n; i = end) {
-        /* A run of rows that need nothing of their own. */
-        for (end = i; end < n && s->sampled[end]->history.n == 0 && !is_edited(s->sampled[end]); end++)
+        s->host_row[i] = row_of(s->sampled[i], i - s->sampled[i]->logits_at);
+    for (int32_t i = 0, end; i < n; i = end + 1) {
+        for (end = i; end < n && !stands_alone(s->sampled[end]); end++)
+            s->sampled[end]->drawn = true;
+        if (end < n)
+            s->sampled[end]->drawn = false;
+        if (end == i)
             continue;
-        if (end > i)
-            NIB_TRY(draw(s, i, end - i));
-        else
-            NIB_TRY(draw_alone(s, end++));
+        NIB_TRY(draw(s, i, end - i));
+        any = true;
     }
-    NIB_TRY(rk->api->download(rk->stream, s->host_token, s->device_token, (size_t)n * sizeof *s->host_token));
-    return rk->api->download(rk->stream, s->host_logprob, s->device_logprob, (size_t)n * sizeof *s->host_logprob);
+    return any ? download_drawn(s, 0, n) : NIB_OK;
+}
+
+enum nib_status nib_server_token(struct nib_server *s, struct nib_request *r, int32_t row, int32_t *id, float *logprob)
+{
+    /* What was prescribed since the step ran is not in what was drawn together. */
+    if (!r->drawn || stands_alone(r)) {
+        NIB_TRY(draw_alone(s, r, row));
+        NIB_TRY(download_drawn(s, row, 1));
+    }
+    *id = s->host_token[row];
+    *logprob = s->host_logprob[row];
+    return NIB_OK;
+}
+
+enum nib_status nib_server_guess(struct nib_server *s, int32_t n, int32_t ahead)
+{
+    for (int32_t i = 0; i < n; i++)
+        s->host_row[i] = row_of(s->sampled[i], ahead);
+    NIB_TRY(draw(s, 0, n));
+    return download_drawn(s, 0, n);
 }
 
 enum nib_status nib_server_top(struct nib_server *s, int32_t row, int32_t n, int32_t *id, float *logprob)

@@ -202,34 +202,36 @@ enum nib_status nib_step_logits(struct nib_engine *e, int32_t first, int32_t n, 
     return nib_forward_logits(&e->rank, (mtp ? e->step.mtp_row : e->step.logits_row) + first, n, mtp);
 }
 
-enum nib_status nib_step_draft(struct nib_engine *e, const struct nib_seq *s, int32_t i, int32_t token)
+enum nib_status nib_step_draft(struct nib_engine *e, const struct nib_draft_row *row, int32_t n, int32_t i)
 {
     struct nib_rank *rk = &e->rank;
     struct nib_step_buffer *b = &e->step;
-    const struct nib_seq_state *state = &s->state;
-    const size_t stride = (size_t)rk->pool.page_stride;
+    const size_t rows = (size_t)n, stride = (size_t)rk->pool.page_stride;
     const int32_t ring = rk->pool.n_streams;
     b->used = 0;
-    const struct piece tokens = take(b, 1), pos = take(b, 1), start = take(b, 2), slot = take(b, 1), from = take(b, 1);
-    const struct piece zero = take(b, 1), window = take(b, stride), entry = take(b, stride);
-    tokens.host[0] = token;
-    pos.host[0] = state->length + i;
-    start.host[0] = 0;
-    start.host[1] = 1;
-    slot.host[0] = state->slot;
-    from.host[0] = i == 0 ? state->slot * ring + (state->length - 1) % ring : 0;
-    zero.host[0] = 0;
-    memcpy(window.host, state->window_page, stride * sizeof(int32_t));
-    memcpy(entry.host, state->entry_page, stride * sizeof(int32_t));
+    const struct piece token = take(b, rows), pos = take(b, rows), seq = take(b, rows), start = take(b, rows + 1);
+    const struct piece slot = take(b, rows), from = take(b, rows), to = take(b, rows);
+    const struct piece window = take(b, rows * stride), entry = take(b, rows * stride);
+    for (int32_t r = 0; r < n; r++) {
+        const struct nib_seq_state *state = &row[r].seq->state;
+        token.host[r] = row[r].token;
+        pos.host[r] = state->length + i;
+        seq.host[r] = start.host[r] = to.host[r] = r;
+        slot.host[r] = state->slot;
+        from.host[r] = i == 0 ? state->slot * ring + (state->length - 1) % ring : row[r].from;
+        memcpy(window.host + (size_t)r * stride, state->window_page, stride * sizeof(int32_t));
+        memcpy(entry.host + (size_t)r * stride, state->entry_page, stride * sizeof(int32_t));
+    }
+    start.host[n] = n;
 
     const struct nib_mtp_rows m = {
-        .rows = {.n_rows = 1, .n_seqs = 1, .token = tokens.device, .pos = pos.device, .seq = zero.device, .seq_start = start.device,
+        .rows = {.n_rows = n, .n_seqs = n, .token = token.device, .pos = pos.device, .seq = seq.device, .seq_start = start.device,
                  .slot = slot.device, .window_page = window.device, .entry_page = entry.device,
                  .page_stride = rk->pool.page_stride, .first_pos = 1},
-        .from_ring = i == 0 ? from.device : NULL, .from_mtp = i == 0 ? NULL : from.device, .to = zero.device};
+        .from_ring = i == 0 ? from.device : NULL, .from_mtp = i == 0 ? NULL : from.device, .to = to.device};
     NIB_TRY(rk->api->upload(rk->stream, b->device, b->host, b->used * sizeof(int32_t)));
     NIB_TRY(nib_forward_mtp(rk, &m));
-    return nib_forward_logits(rk, zero.device, 1, true);
+    return nib_forward_logits(rk, to.device, n, true);
 }
 
 /* All wanted logits to the caller, as many rows at a time as the work buffer holds. */

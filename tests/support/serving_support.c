@@ -111,6 +111,11 @@ void job_check(const struct job *j, const struct alone *a)
 
 struct serving server_open(int32_t n_running, int32_t n_kept, int32_t n_pages, int32_t n_prefill)
 {
+    return server_open_drafting(n_running, n_kept, n_pages, n_prefill, 0);
+}
+
+struct serving server_open_drafting(int32_t n_running, int32_t n_kept, int32_t n_pages, int32_t n_prefill, int32_t n_drafts)
+{
     struct serving r;
     struct nib_options o;
     struct nib_server_options so;
@@ -120,10 +125,13 @@ struct serving server_open(int32_t n_running, int32_t n_kept, int32_t n_pages, i
     o.n_seqs_max = n_running + n_kept;
     o.n_kv_pages = n_pages;
     o.n_threads = 1;
+    o.n_drafts = n_drafts == NIB_DRAFTS_AUTO ? 8 : n_drafts;
+    o.n_rows_max = 256 + n_running * o.n_drafts;
     r.f = fixture_open(MODEL_NVFP4, &o);
     nib_server_options_init(&so);
     so.n_running_max = n_running;
     so.n_prefill_max = n_prefill;
+    so.n_drafts = n_drafts;
     if (nib_server_open(r.f.engine, &so, &r.server, &err) != NIB_OK)
         fail_msg("%s", err.text);
     return r;
