@@ -84,13 +84,22 @@ struct route {
     bool        is_quiet;   /* not in the access log */
 };
 
+enum { N_CONNECTIONS_MAX = 4096 };
+
 /* serve_http.c */
 bool serve_http_start(struct serve *s); /* reports its own failure */
 void serve_http_stop(struct serve *s);  /* after generations have ended */
+
+/* serve_exchange.c */
+double serve_now(void); /* seconds, monotonic */
+struct exchange *exchange_new(struct serve *s, struct MHD_Connection *connection); /* NULL without memory */
 void exchange_answer(struct exchange *x, json_t *object); /* takes the object; an error where it is NULL */
 void exchange_wake(struct exchange *x);   /* with its lock held: there is something to send, or it is finished */
 void exchange_unref(struct exchange *x);
-void exchange_watch(struct exchange *x);
+void exchange_watch(struct exchange *x);  /* until unwatched or ended */
+void exchange_unwatch(struct exchange *x);
+bool watch_start(struct serve *s);
+void watch_stop(struct serve *s);
 
 /* Endpoints. */
 void serve_chat(struct exchange *x);

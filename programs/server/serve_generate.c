@@ -1,7 +1,6 @@
-/* Reading what a generation is asked for, running its choices, and the answers that hold them all. */
+/* Running the choices of a request, and the answers that hold them all. */
 #include "serve_generate.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,183 +9,6 @@
 
 #include "../cli.h"
 #include "serve_choice.h"
-
-static double now(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-void generation_args_free(struct generation_args *a)
-{
-    for (size_t i = 0; i < a->n_stop; i++)
-        free(a->stop[i]);
-    for (size_t i = 0; i < a->n_forced; i++)
-        nib_ids_free(&a->forced[i]);
-    for (size_t i = 0; i < a->n_prompts; i++)
-        nib_ids_free(&a->prompt[i]);
-    free(a->forced);
-    free(a->stop_id);
-    free(a->bias);
-    free(a->model);
-    memset(a, 0, sizeof *a);
-}
-
-/* ---- Fields ---- */
-
-static bool no_memory(struct exchange *x)
-{
-    (void)api_fail(&x->error, NULL, "internal_error", "memory is used up");
-    x->error.status = 500;
-    x->error.type = "server_error";
-    return false;
-}
-
-static bool add_stop(struct exchange *x, struct generation_args *a, const json_t *v)
-{
-    if (!json_is_string(v) || json_string_length(v) == 0 || json_string_length(v) > STOP_STRING_BYTES_MAX ||
-        strlen(json_string_value(v)) != json_string_length(v))
-        return api_fail(&x->error, "stop", "invalid_value", "stop must be strings of 1 to %d bytes without NUL",
-                        STOP_STRING_BYTES_MAX);
-    if (a->n_stop == N_STOP_STRINGS_MAX)
-        return api_fail(&x->error, "stop", "invalid_value", "stop has more than %d strings", N_STOP_STRINGS_MAX);
-    a->stop[a->n_stop] = strdup(json_string_value(v));
-    return a->stop[a->n_stop++] != NULL || no_memory(x);
-}
-
-static bool read_stops(struct exchange *x, const json_t *body, struct generation_args *a)
-{
-    const json_t *stop = field_get(body, "stop"), *ids = field_get(body, "stop_token_ids");
-    size_t        n_ids = json_is_array(ids) ? json_array_size(ids) : 0;
-
-    if (stop && !json_is_array(stop) && !add_stop(x, a, stop))
-        return false;
-    for (size_t i = 0; json_is_array(stop) && i < json_array_size(stop); i++)
-        if (!add_stop(x, a, json_array_get(stop, i)))
-            return false;
-    if ((ids && !json_is_array(ids)) || n_ids > 1024)
-        return api_fail(&x->error, "stop_token_ids", "invalid_value", "stop_token_ids must be an array of at most 1024 ids");
-    a->stop_id = calloc(n_ids + 1, sizeof *a->stop_id);
-    if (!a->stop_id)
-        return no_memory(x);
-    if (!a->ignore_eos)
-        a->stop_id[a->n_stop_id++] = x->serve->info->eos_id;
-    for (size_t i = 0; i < n_ids; i++) {
-        double v = json_is_real(json_array_get(ids, i)) ? json_real_value(json_array_get(ids, i)) : -1;
-        if (!(v >= 0 && v < x->serve->info->vocab) || floor(v) != v)
-            return api_fail(&x->error, "stop_token_ids", "invalid_value", "stop_token_ids[%zu] is not an id below %d", i,
-                            (int)x->serve->info->vocab);
-        a->stop_id[a->n_stop_id++] = (int32_t)v;
-    }
-    return true;
-}
-
-static bool read_bias(struct exchange *x, const json_t *body, struct generation_args *a)
-{
-    json_t     *bias = (json_t *)field_get(body, "logit_bias"), *v;
-    const char *key;
-
-    if (bias && (!json_is_object(bias) || json_object_size(bias) > 1024))
-        return api_fail(&x->error, "logit_bias", "invalid_value", "logit_bias must be an object of at most 1024 ids");
-    a->bias = calloc(json_object_size(bias) + 1, sizeof *a->bias);
-    if (!a->bias)
-        return no_memory(x);
-    json_object_foreach(bias, key, v) {
-        char  *end;
-        long   id = strtol(key, &end, 10);
-        double b = json_is_real(v) ? json_real_value(v) : NAN;
-        if (end == key || *end || id < 0 || id >= x->serve->info->vocab || isnan(b))
-            return api_fail(&x->error, "logit_bias", "invalid_value", "logit_bias['%.20s'] is not an id below %d with a number",
-                            key, (int)x->serve->info->vocab);
-        a->bias[a->n_bias++] = (struct nib_logit_bias){(int32_t)id, (float)(b > 100 ? 100 : b < -100 ? -100 : b)};
-    }
-    return true;
-}
-
-/* 64 bits, sign and all; -1 is what some clients send for none. Reals would lose the low ones. */
-static bool read_seed(struct exchange *x, const json_t *body, struct generation_args *a)
-{
-    bool  failed = false, given = false;
-    char *text = body_member(x->body.data, "seed", &failed);
-
-    if (text) {
-        double v = json_is_real(field_get(body, "seed")) ? json_real_value(field_get(body, "seed")) : NAN;
-        if (!(v >= -0x1p63 && v < 0x1p64) || floor(v) != v) {
-            free(text);
-            return api_fail(&x->error, "seed", "invalid_value", "seed must be a whole number of 64 bits");
-        }
-        given = v != -1;
-        a->sampling.seed = v < 0 ? (uint64_t)strtoll(text, NULL, 10) : strtoull(text, NULL, 10);
-        free(text);
-    }
-    if (!given && getentropy(&a->sampling.seed, sizeof a->sampling.seed) != 0)
-        a->sampling.seed = (uint64_t)(now() * 1e9);
-    return !failed || no_memory(x);
-}
-
-static bool read_sampling(struct exchange *x, const json_t *body, struct generation_args *a)
-{
-    struct nib_sampling *p = &a->sampling;
-    struct api_error    *e = &x->error;
-    double               least = 1e-6;
-
-    nib_sampling_init(p);
-    p->temperature = x->serve->info->greedy ? 0 : x->serve->info->temperature;
-    p->top_p = x->serve->info->top_p;
-    int32_t top_k = 0;
-    if (!field_float(body, "temperature", 0, 2, &p->temperature, e) || !field_float(body, "top_p", 1e-9, 1, &p->top_p, e) ||
-        !field_int(body, "top_k", -1, 1e18, &top_k, e) || !field_float(body, "min_p", 0, 1, &p->min_p, e) ||
-        !field_float(body, "presence_penalty", -2, 2, &p->presence, e) ||
-        !field_float(body, "frequency_penalty", -2, 2, &p->frequency, e) ||
-        !field_float(body, "repeat_penalty", least, 100, &p->repetition, e) ||
-        !field_float(body, "repetition_penalty", least, 100, &p->repetition, e))
-        return false;
-    p->top_k = top_k < 0 ? 0 : top_k;
-    return read_seed(x, body, a);
-}
-
-static bool read_stream(struct exchange *x, const json_t *body, struct generation_args *a)
-{
-    const json_t *options = field_get(body, "stream_options");
-    if (!field_bool(body, "stream", &a->streams, &x->error))
-        return false;
-    if (options && !a->streams)
-        return api_fail(&x->error, "stream_options", "invalid_value", "stream_options is only for stream: true");
-    if (options && !json_is_object(options))
-        return api_fail(&x->error, "stream_options", "invalid_value", "stream_options must be an object");
-    return !options || field_bool(options, "include_usage", &a->include_usage, &x->error);
-}
-
-/* Clients that must not share kept beginnings send a salt. */
-static bool read_salt(struct exchange *x, const json_t *body, struct generation_args *a)
-{
-    const char *salt = NULL;
-    if (!field_string(body, "cache_salt", &salt, &x->error))
-        return false;
-    uint64_t h = 0xcbf29ce484222325u;
-    for (const char *c = salt; c && *c; c++)
-        h = (h ^ (unsigned char)*c) * 0x100000001b3u;
-    a->salt = salt ? h : 0;
-    return true;
-}
-
-bool generation_read(struct exchange *x, const json_t *body, struct generation_args *a)
-{
-    struct api_error *e = &x->error;
-    const char       *model = NULL;
-
-    a->n = 1;
-    if (!serve_check_model(x, body, &model) || !read_stream(x, body, a) ||
-        !field_int(body, "n", 1, N_CHOICES_MAX, &a->n, e) || !field_bool(body, "ignore_eos", &a->ignore_eos, e) ||
-        !field_bool(body, "include_stop_str_in_output", &a->include_stop, e) ||
-        !field_int(body, "min_tokens", 0, 1e18, &a->n_min, e) || !read_sampling(x, body, a) || !read_stops(x, body, a) ||
-        !read_bias(x, body, a) || !read_salt(x, body, a))
-        return false;
-    a->model = strdup(model);
-    a->has_max = field_get(body, "max_tokens") != NULL;
-    return (a->model || no_memory(x)) && field_int(body, "max_tokens", 1, 1e18, &a->n_max, e);
-}
 
 /* ---- Answers ---- */
 
@@ -236,7 +58,7 @@ void generation_event(struct generation *g, json_t *object)
     buffer_text(&x->out, "data: ");
     buffer_text(&x->out, text);
     buffer_text(&x->out, "\n\n");
-    x->last_out = now();
+    x->last_out = serve_now();
     free(text);
 }
 
@@ -293,7 +115,7 @@ static void on_token(void *user, const struct nib_drawn_token *t, struct nib_nex
 {
     struct choice     *c = user;
     struct exchange   *x = c->generation->exchange;
-    const double       time = now();
+    const double       time = serve_now();
 
     (void)pthread_mutex_lock(&x->lock);
     if (c->n_tokens > 0)
@@ -423,13 +245,13 @@ bool generation_start(struct exchange *x, struct generation_args *a)
     }
     struct generation *g = generation_new(x, a);
     if (!g)
-        return no_memory(x);
+        return generation_no_memory(x);
     metrics_observe(&x->serve->metrics, METRIC_N_CHOICES, g->args.n);
     /* Tokens may come at once; they wait until everything is in place. */
     (void)pthread_mutex_lock(&x->lock);
     x->generation = g;
     x->streams = g->args.streams;
-    x->last_out = now();
+    x->last_out = serve_now();
     enum nib_status status = NIB_OK;
     int32_t         n = 0;
     while (n < g->n && (status = submit(&g->choice[n], &err)) == NIB_OK)
@@ -499,5 +321,5 @@ void generation_log(const struct exchange *x, unsigned status)
                        : g->choice[0].finish == NIB_CHAT_FINISH_STOP   ? "stop"
                                                                        : "tool_calls");
     }
-    cli_note("%s %s %s %s %u %.3fs%s", when, x->id, x->client, x->route ? x->route->path : "-", status, now() - x->start, tokens);
+    cli_note("%s %s %s %s %u %.3fs%s", when, x->id, x->client, x->route ? x->route->path : "-", status, serve_now() - x->start, tokens);
 }

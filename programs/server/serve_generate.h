@@ -33,6 +33,8 @@ struct generation_args {
 };
 void generation_args_free(struct generation_args *a);
 
+bool generation_no_memory(struct exchange *x); /* fills the error; false */
+
 /* Sampling, limits, stops: the fields that chat and completions share. */
 bool generation_read(struct exchange *x, const json_t *body, struct generation_args *a);
 
