@@ -132,18 +132,30 @@ static const char *value_end(const char *s)
     return s;
 }
 
-/* A key is compared as written: one spelled with escapes is another key to us and to no client. */
+/* jansson finds a key that is spelled with escapes, so it must be found here too. s is at the quote in front. */
+static bool is_key(const char *s, const char *end, const char *key, bool *failed)
+{
+    const size_t n = strlen(key), n_written = (size_t)(end - s);
+
+    if (!memchr(s, '\\', n_written))
+        return n_written == n + 2 && memcmp(s + 1, key, n) == 0;
+    json_t    *name = json_loadb(s, n_written, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    const bool same = name && json_string_length(name) == n && memcmp(json_string_value(name), key, n) == 0;
+    *failed |= !name;
+    json_decref(name);
+    return same;
+}
+
 char *body_member(const char *text, const char *key, bool *failed)
 {
     const char *found = NULL, *found_end = NULL;
-    size_t      n_key = strlen(key);
 
     for (const char *s = skip_space(skip_space(text) + 1); *s == '"';) {
         const char *name_end = string_end(s);
         const char *value = skip_space(skip_space(name_end) + 1);
         const char *end = *value == '{' || *value == '[' || *value == '"' ? value_end(value)
                                                                         : value + strcspn(value, ",} \t\r\n");
-        if ((size_t)(name_end - s) == n_key + 2 && memcmp(s + 1, key, n_key) == 0) {
+        if (is_key(s, name_end, key, failed)) {
             found = value;
             found_end = end;
         }

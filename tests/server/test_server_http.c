@@ -372,6 +372,7 @@ static void test_odd_values(void **state)
         PLAIN ",\"tools\":[]", PLAIN ",\"response_format\":{\"type\":\"text\"}", PLAIN ",\"user\":7", PLAIN ",\"n\":null",
         PLAIN ",\"max_tokens\":2,\"ignore_eos\":true,\"min_tokens\":2", PLAIN ",\"logit_bias\":{\"5\":-100}",
         "\"messages\":[{\"role\":\"developer\",\"content\":\"be brief\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}],\"max_tokens\":2",
+        "\"mess\\u0061ges\":[{\"role\":\"assistant\",\"content\":\"x\"}],\"max_tokens\":2,\"continue_final_message\":true",
         "\"messages\":[{\"role\":\"user\",\"content\":null}],\"max_tokens\":2", "\"messages\":[{\"role\":\"user\",\"content\":[]}],\"max_tokens\":2",
         "\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"y\"}],\"max_tokens\":2",
         "\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"The\",\"prefix\":true}],\"max_tokens\":2",
