@@ -3,28 +3,37 @@
  * Codes without divisions: whether fp32(|x| / d) passes a threshold T of the grid depends on |x| alone once d is known. The
  * quotient rounds to more than T (to T or more, where a tie goes up) exactly if |x| > d * (T + u/2) (>= d * (T - u/2)), u being the
  * last place at T: T itself is even, so the half-way case rounds to T. d * (T +- u/2) is exact in double (24 + 25 bits), and is
- * turned into the largest BF16 that does not pass, which 16-bit comparisons use, a block at a time.
+ * turned into the largest BF16 that does not pass, which 16-bit comparisons use, a block at a time. Bounds of thresholds a power of
+ * two apart are so too.
  * tests/unit/test_quantize_kernels.c compares with true divisions over every BF16 value. */
 #if defined(__x86_64__)
 
 #include "quantize/kernels_quant.h"
 
 #include <immintrin.h>
+#include <math.h>
 #include <string.h>
 
 #include "number/bf16.h"
 #include "number/e4m3.h"
 
-#define AVX2 __attribute__((target("avx2")))
+#define AVX2 __attribute__((target("avx2,fma")))
 
-enum { GROUP = 8, N_STEPS = 7, FLUSH_GROUPS = 4 };
+/* BINADE: BF16 numbers between a value and its double. */
+enum { GROUP = 8, N_STEPS = 5, FLUSH_GROUPS = 4, BINADE = 128, CACHE_LINE = 64 };
 
-/* The seven steps between codes, and saturation; `up_at`: a value at the bound itself passes. */
+/* Global scales with which every s * g, and six times that, is a normal number with room around it. */
+#define SAFE_G_MIN 0x1p-90f
+#define SAFE_G_MAX 0x1p+90f
+
+/* Steps between codes, and 6, where saturation begins; 2.5, 3.5 and 5 are powers of two from others. `bound` is the half-way case in
+ * fp32 between the step and its neighbour; `up_at`: a value at the bound itself passes. */
 static const struct {
-    double bound;
+    float  at;
     bool   up_at;
-} k_step[N_STEPS + 1] = {{0.25 + 0x1p-26, false}, {0.75 - 0x1p-25, true}, {1.25 + 0x1p-24, false}, {1.75 - 0x1p-24, true},
-                         {2.5 + 0x1p-23, false},  {3.5 - 0x1p-23, true},  {5.0 + 0x1p-22, false},  {6.0 + 0x1p-22, false}};
+    double bound;
+} k_step[N_STEPS] = {{0.25f, false, 0.25 + 0x1p-26}, {0.75f, true, 0.75 - 0x1p-25}, {1.25f, false, 1.25 + 0x1p-24},
+                     {1.75f, true, 1.75 - 0x1p-24}, {6.0f, false, 6.0 + 0x1p-22}};
 
 /* A row without its first b blocks. */
 static struct nib_quant_row behind(const struct nib_quant_row *r, int64_t b)
@@ -40,18 +49,15 @@ static struct nib_quant_row behind(const struct nib_quant_row *r, int64_t b)
     return rest;
 }
 
+/* Outside, and a weight never is, everything is left to the portable kernels. */
+static bool is_safe(const struct nib_quant_row *r)
+{
+    return r->g >= SAFE_G_MIN && r->g <= SAFE_G_MAX;
+}
+
 AVX2 static inline __m256i load_words(const uint16_t *x)
 {
     return _mm256_loadu_si256((const __m256i *)(const void *)x);
-}
-
-/* Largest of 16 magnitudes: the minimum of their complements. */
-AVX2 static inline uint32_t block_absmax(const uint16_t *x)
-{
-    const __m256i magnitude = _mm256_and_si256(load_words(x), _mm256_set1_epi16(0x7fff));
-    const __m128i most = _mm_max_epu16(_mm256_castsi256_si128(magnitude), _mm256_extracti128_si256(magnitude, 1));
-    const __m128i least = _mm_minpos_epu16(_mm_xor_si128(most, _mm_set1_epi16(-1)));
-    return ~(uint32_t)_mm_cvtsi128_si32(least) & 0xffffu;
 }
 
 AVX2 static float absmax(const struct nib_quant_row *r)
@@ -97,42 +103,74 @@ AVX2 static inline void store_bytes(uint8_t *to, __m256i v)
     _mm_storel_epi64((__m128i *)(void *)to, _mm_packus_epi16(words, words));
 }
 
-AVX2 static void choose_absmax(const struct nib_quant_row *r, int64_t n_groups, uint8_t *scales)
+/* Magnitudes of a block and the one four further, each reduced to its own half. */
+AVX2 static inline __m256i two_blocks(const uint16_t *x)
 {
-    const __m256 six = _mm256_set1_ps(6.0f), g = _mm256_set1_ps(r->g), most = _mm256_set1_ps(NIB_E4M3_MAX);
-    for (int64_t i = 0; i < n_groups; i++) {
-        uint32_t amax[GROUP];
-        for (int b = 0; b < GROUP; b++)
-            amax[b] = block_absmax(r->bf16 + (i * GROUP + b) * NIB_QUANT_BLOCK) << 16;
-        const __m256 a = _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)(const void *)amax));
-        const __m256 s = _mm256_div_ps(_mm256_div_ps(a, six), g);
-        store_bytes(scales + i * GROUP, e4m3_from_ps(_mm256_min_ps(s, most)));
+    const __m256i mask = _mm256_set1_epi16(0x7fff), a = _mm256_and_si256(load_words(x), mask);
+    const __m256i b = _mm256_and_si256(load_words(x + 4 * NIB_QUANT_BLOCK), mask);
+    return _mm256_max_epu16(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+}
+
+/* The largest magnitude of each of eight blocks, by halving all of them together. */
+AVX2 static inline __m256 group_absmax(const uint16_t *x)
+{
+    __m256i half[4], quarter[2];
+    for (int i = 0; i < 4; i++)
+        half[i] = two_blocks(x + i * NIB_QUANT_BLOCK);
+    for (int i = 0; i < 2; i++)
+        quarter[i] = _mm256_max_epu16(_mm256_unpacklo_epi64(half[2 * i], half[2 * i + 1]), _mm256_unpackhi_epi64(half[2 * i], half[2 * i + 1]));
+    const __m256  a = _mm256_castsi256_ps(quarter[0]), b = _mm256_castsi256_ps(quarter[1]);
+    const __m256i pair = _mm256_max_epu16(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)));
+    const __m256i most = _mm256_max_epu16(pair, _mm256_slli_epi32(pair, 16));
+    return _mm256_castsi256_ps(_mm256_and_si256(most, _mm256_set1_epi32((int)0xffff0000u)));
+}
+
+/* The same of floats. */
+AVX2 static inline __m256 group_absmax_f32(const float *x)
+{
+    const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    float        most[GROUP];
+    for (int b = 0; b < GROUP; b++, x += NIB_QUANT_BLOCK) {
+        __m256 m = _mm256_max_ps(_mm256_and_ps(_mm256_loadu_ps(x), mask), _mm256_and_ps(_mm256_loadu_ps(x + 8), mask));
+        m = _mm256_max_ps(m, _mm256_permute2f128_ps(m, m, 1));
+        m = _mm256_max_ps(m, _mm256_permute_ps(m, 0x4e));
+        most[b] = _mm256_cvtss_f32(_mm256_max_ps(m, _mm256_permute_ps(m, 0xb1)));
+    }
+    return _mm256_loadu_ps(most);
+}
+
+/* |x| / d rounded to E2M1, as nib_quant_round(): 1.5 * 2^22 times y's power of two, at least 1, added and subtracted rounds to a
+ * half, one or two, whichever is y's step. */
+AVX2 static inline __m256 round_ps(__m256 y)
+{
+    const __m256  most = _mm256_min_ps(y, _mm256_set1_ps(6.0f)), power = _mm256_and_ps(most, _mm256_set1_ps(INFINITY));
+    const __m256i least_one = _mm256_castps_si256(_mm256_max_ps(power, _mm256_set1_ps(1.0f)));
+    const __m256  big = _mm256_castsi256_ps(_mm256_add_epi32(least_one, _mm256_set1_epi32((22 << 23) + (1 << 22))));
+    return _mm256_sub_ps(_mm256_add_ps(most, big), big);
+}
+
+/* Magnitudes of a block, in units. */
+AVX2 static inline void block_values(const struct nib_quant_row *r, int64_t b, float a[NIB_QUANT_BLOCK])
+{
+    const __m256 unit = _mm256_set1_ps(r->unit), mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    for (int i = 0; i < NIB_QUANT_BLOCK; i += 8) {
+        const int64_t at = b * NIB_QUANT_BLOCK + i;
+        const __m256  x = r->f32 ? _mm256_loadu_ps(r->f32 + at)
+                                 : _mm256_castsi256_ps(_mm256_slli_epi32(
+                                       _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(r->bf16 + at))), 16));
+        _mm256_storeu_ps(a + i, _mm256_mul_ps(_mm256_and_ps(x, mask), unit));
     }
 }
 
-/* |x| / d rounded to E2M1, as nib_quant_round(). */
-AVX2 static inline __m256 round_ps(__m256 y)
-{
-    const __m256 h = _mm256_set1_ps(0x1.8p+22f), o = _mm256_set1_ps(0x1.8p+23f), t = _mm256_set1_ps(0x1.8p+24f);
-    const __m256 halves = _mm256_sub_ps(_mm256_add_ps(y, h), h), ones = _mm256_sub_ps(_mm256_add_ps(y, o), o);
-    const __m256 twos = _mm256_min_ps(_mm256_sub_ps(_mm256_add_ps(y, t), t), _mm256_set1_ps(6.0f));
-    const __m256 upper = _mm256_blendv_ps(twos, ones, _mm256_cmp_ps(y, _mm256_set1_ps(4.0f), _CMP_LT_OQ));
-    return _mm256_blendv_ps(upper, halves, _mm256_cmp_ps(y, _mm256_set1_ps(2.0f), _CMP_LT_OQ));
-}
-
 /* Errors of 16 candidates from `first` up for one block: lanes are candidates, so sums run over elements in order. */
-AVX2 static inline void block_errors(const struct nib_quant_row *r, int64_t b, uint8_t first, float error[NIB_QUANT_CANDIDATES])
+AVX2 static inline void block_errors(const struct nib_quant_row *r, int64_t b, const float *weight, uint8_t first, __m256 error[2])
 {
     uint8_t s[NIB_QUANT_CANDIDATES];
     float   a[NIB_QUANT_BLOCK];
     for (int i = 0; i < NIB_QUANT_CANDIDATES; i++)
         s[i] = (uint8_t)(first + i);
-    const __m256i magnitude = _mm256_and_si256(load_words(r->bf16 + b * NIB_QUANT_BLOCK), _mm256_set1_epi16(0x7fff));
-    const __m256  unit = _mm256_set1_ps(r->unit), g = _mm256_set1_ps(r->g), one = _mm256_set1_ps(1.0f);
-    const __m256i low = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(magnitude)), 16);
-    const __m256i high = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm256_extracti128_si256(magnitude, 1)), 16);
-    _mm256_storeu_ps(a, _mm256_mul_ps(_mm256_castsi256_ps(low), unit));
-    _mm256_storeu_ps(a + 8, _mm256_mul_ps(_mm256_castsi256_ps(high), unit));
+    block_values(r, b, a);
+    const __m256 unit = _mm256_set1_ps(r->unit), g = _mm256_set1_ps(r->g), one = _mm256_set1_ps(1.0f);
     const __m256 d0 = _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(s), g), unit), d1 = _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(s + 8), g), unit);
     const __m256 i0 = _mm256_div_ps(one, d0), i1 = _mm256_div_ps(one, d1);
     __m256       sum0 = _mm256_setzero_ps(), sum1 = _mm256_setzero_ps();
@@ -140,58 +178,102 @@ AVX2 static inline void block_errors(const struct nib_quant_row *r, int64_t b, u
         const __m256 x = _mm256_broadcast_ss(a + k);
         const __m256 e0 = _mm256_sub_ps(x, _mm256_mul_ps(round_ps(_mm256_mul_ps(x, i0)), d0));
         const __m256 e1 = _mm256_sub_ps(x, _mm256_mul_ps(round_ps(_mm256_mul_ps(x, i1)), d1));
-        __m256       ee0 = _mm256_mul_ps(e0, e0), ee1 = _mm256_mul_ps(e1, e1);
-        if (r->weight) {
-            const __m256 h = _mm256_broadcast_ss(r->weight + b * NIB_QUANT_BLOCK + k);
-            ee0 = _mm256_mul_ps(ee0, h);
-            ee1 = _mm256_mul_ps(ee1, h);
-        }
-        sum0 = _mm256_add_ps(sum0, ee0);
-        sum1 = _mm256_add_ps(sum1, ee1);
+        const __m256 ee0 = _mm256_mul_ps(e0, e0), ee1 = _mm256_mul_ps(e1, e1);
+        const __m256 h = weight ? _mm256_broadcast_ss(weight + b * NIB_QUANT_BLOCK + k) : one;
+        sum0 = _mm256_add_ps(sum0, weight ? _mm256_mul_ps(ee0, h) : ee0);
+        sum1 = _mm256_add_ps(sum1, weight ? _mm256_mul_ps(ee1, h) : ee1);
     }
-    _mm256_storeu_ps(error, sum0);
-    _mm256_storeu_ps(error + 8, sum1);
+    error[0] = sum0;
+    error[1] = sum1;
 }
 
-AVX2 static void choose_mse(const struct nib_quant_row *r, uint8_t *scales)
+/* The first of the smallest. */
+AVX2 static inline int least_of(const __m256 error[2])
 {
-    for (int64_t b = 0; b < r->n_blocks; b++) {
-        float       error[NIB_QUANT_CANDIDATES];
-        const float amax = nib_f32_from_bits(block_absmax(r->bf16 + b * NIB_QUANT_BLOCK) << 16);
-        int         best = 0;
-        scales[b] = 0;
-        if (amax == 0)
-            continue;
-        const uint8_t first = nib_quant_first_candidate(amax / 6.0f / r->g);
-        block_errors(r, b, first, error);
-        for (int i = 1; i < NIB_QUANT_CANDIDATES; i++)
-            best = error[i] < error[best] ? i : best;
-        scales[b] = (uint8_t)(first + best);
+    __m256 m = _mm256_min_ps(error[0], error[1]);
+    m = _mm256_min_ps(m, _mm256_permute2f128_ps(m, m, 1));
+    m = _mm256_min_ps(m, _mm256_permute_ps(m, 0x4e));
+    m = _mm256_min_ps(m, _mm256_permute_ps(m, 0xb1));
+    const int low = _mm256_movemask_ps(_mm256_cmp_ps(error[0], m, _CMP_EQ_OQ)), high = _mm256_movemask_ps(_mm256_cmp_ps(error[1], m, _CMP_EQ_OQ));
+    return __builtin_ctz((unsigned)low | (unsigned)high << 8 | 1u << 16);
+}
+
+/* Scales from the largest magnitudes of a group of blocks: e4m3(min(amax / target / g, 448)). */
+AVX2 static inline __m256i scales_for(__m256 amax, float target, float g)
+{
+    const __m256 s = _mm256_div_ps(_mm256_div_ps(amax, _mm256_set1_ps(target)), _mm256_set1_ps(g));
+    return e4m3_from_ps(_mm256_min_ps(s, _mm256_set1_ps(NIB_E4M3_MAX)));
+}
+
+/* First candidates of a search, as nib_quant_first_candidate(). */
+AVX2 static inline __m256i first_candidates(__m256 amax, float g)
+{
+    const __m256  t = _mm256_div_ps(_mm256_div_ps(amax, _mm256_set1_ps(6.0f)), _mm256_set1_ps(g));
+    const __m256i c = e4m3_from_ps(_mm256_min_ps(_mm256_mul_ps(t, _mm256_set1_ps(0.6f)), _mm256_set1_ps(NIB_E4M3_MAX)));
+    return _mm256_min_epi32(_mm256_max_epi32(c, _mm256_set1_epi32(1)), _mm256_set1_epi32(NIB_QUANT_FIRST_MAX));
+}
+
+AVX2 static inline void choose_mse(const struct nib_quant_row *r, int64_t at, __m256 amax, const float *weight, uint8_t *scales)
+{
+    uint8_t   first[GROUP];
+    const int zero = _mm256_movemask_ps(_mm256_cmp_ps(amax, _mm256_setzero_ps(), _CMP_EQ_OQ));
+    store_bytes(first, first_candidates(amax, r->g));
+    for (int b = 0; b < GROUP; b++) {
+        __m256 error[2];
+        block_errors(r, at + b, weight, first[b], error);
+        scales[b] = zero >> b & 1 ? 0 : (uint8_t)(first[b] + least_of(error));
     }
+}
+
+/* The scale that maps the largest to 4 is at most eight codes above the one for 6: both are among 16 candidates. */
+AVX2 static inline void choose_4over6(const struct nib_quant_row *r, int64_t at, __m256 amax, const float *weight, uint8_t *scales)
+{
+    uint8_t six[GROUP], four[GROUP];
+    store_bytes(six, scales_for(amax, 6.0f, r->g));
+    store_bytes(four, scales_for(amax, 4.0f, r->g));
+    for (int b = 0; b < GROUP; b++) {
+        __m256 error[2];
+        float  e[NIB_QUANT_CANDIDATES];
+        block_errors(r, at + b, weight, six[b], error);
+        _mm256_storeu_ps(e, error[0]);
+        _mm256_storeu_ps(e + 8, error[1]);
+        scales[b] = six[b] == 0 || e[(four[b] - six[b]) & 15] < e[0] ? four[b] : six[b];
+    }
+}
+
+AVX2 static inline void choose_group(const struct nib_quant_row *r, int64_t at, enum nib_quant_choice how, const float *weight,
+                                     uint8_t *scales)
+{
+    const __m256 amax = r->f32 ? group_absmax_f32(r->f32 + at * NIB_QUANT_BLOCK) : group_absmax(r->bf16 + at * NIB_QUANT_BLOCK);
+    if (how == NIB_QUANT_CHOOSE_ABSMAX)
+        store_bytes(scales + at, scales_for(amax, 6.0f, r->g));
+    else if (how == NIB_QUANT_CHOOSE_4OVER6)
+        choose_4over6(r, at, amax, weight, scales + at);
+    else
+        choose_mse(r, at, amax, weight, scales + at);
 }
 
 AVX2 static void choose(const struct nib_quant_row *r, enum nib_quant_choice how, uint8_t *scales)
 {
-    if (!r->bf16 || how == NIB_QUANT_CHOOSE_4OVER6) {
-        nib_quant_kernels_portable.choose(r, how, scales);
-        return;
+    const int64_t n_groups = is_safe(r) ? r->n_blocks / GROUP : 0;
+    for (int64_t i = 0; i < n_groups; i++) {
+        if (r->weight)
+            choose_group(r, i * GROUP, how, r->weight, scales);
+        else
+            choose_group(r, i * GROUP, how, NULL, scales);
     }
-    if (how == NIB_QUANT_CHOOSE_MSE) {
-        choose_mse(r, scales);
-        return;
-    }
-    const int64_t n_groups = r->n_blocks / GROUP;
-    choose_absmax(r, n_groups, scales);
     const struct nib_quant_row rest = behind(r, n_groups * GROUP);
     nib_quant_kernels_portable.choose(&rest, how, scales + n_groups * GROUP);
 }
 
-/* For each step and block of a group the largest BF16 magnitude that does not pass, twice in 32 bits; and which blocks are not all
- * zero, as masks (in the others nothing passes). */
+/* What the comparisons of a block need, for each of a group twice in 32 bits: the largest BF16 magnitudes that do not pass a step, or
+ * those less 127 where the difference is divided. Where a block's scale is zero nothing passes. */
+enum { T_025, T_075, T_125, T_600, A_125, A_175, N_BOUNDS };
+
 struct thresholds {
-    uint32_t step[N_STEPS + 1][GROUP];
-    uint32_t live[GROUP];
-    float    d[GROUP];
+    uint32_t bound[N_BOUNDS][GROUP];
+    float    d[GROUP]; /* in units */
+    unsigned dead; /* bit b: block b has a scale of zero */
 };
 
 /* Exactly, through double. Returns the bits of the largest float that does not pass. */
@@ -210,29 +292,41 @@ AVX2 static __m256i exact_step(__m256 d, int i)
     return _mm256_add_epi32(f, over);
 }
 
-/* fp32(d * T) is within two places of the exact bound, so its upper half is the answer unless its lower half is within two of a
- * carry; d must then be a normal number, and all its products. */
-AVX2 static inline void find_thresholds(const uint8_t *scales, float g, struct thresholds *t)
+/* The upper half of each lane in both halves. */
+AVX2 static inline __m256i top_twice(__m256i v)
 {
-    static const float step[N_STEPS + 1] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 6.0f};
-    const __m256  d = _mm256_mul_ps(e4m3_to_ps(scales), _mm256_set1_ps(g));
-    const __m256i live = _mm256_castps_si256(_mm256_cmp_ps(d, _mm256_setzero_ps(), _CMP_GT_OQ));
-    const __m256  small = _mm256_cmp_ps(d, _mm256_set1_ps(0x1p-100f), _CMP_LT_OQ), large = _mm256_cmp_ps(d, _mm256_set1_ps(0x1p+100f), _CMP_GT_OQ);
-    __m256i       unsure = _mm256_and_si256(_mm256_castps_si256(_mm256_or_ps(small, large)), live);
-    const __m256i nothing = _mm256_andnot_si256(live, _mm256_set1_epi32(0x7fff7fff));
-    for (int i = 0; i <= N_STEPS; i++) {
-        const __m256i p = _mm256_castps_si256(_mm256_mul_ps(d, _mm256_set1_ps(step[i])));
-        const __m256i low = _mm256_and_si256(_mm256_add_epi32(p, _mm256_set1_epi32(2)), _mm256_set1_epi32(0xffff));
-        const __m256i top = _mm256_srli_epi32(p, 16);
-        unsure = _mm256_or_si256(unsure, _mm256_and_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(5), low), live));
-        _mm256_storeu_si256((__m256i *)(void *)t->step[i], _mm256_or_si256(_mm256_or_si256(top, _mm256_slli_epi32(top, 16)), nothing));
+    return _mm256_blend_epi16(_mm256_srli_epi32(v, 16), v, 0xaa);
+}
+
+AVX2 static inline void store_bound(struct thresholds *t, int i, __m256i v)
+{
+    _mm256_storeu_si256((__m256i *)(void *)t->bound[i], v);
+}
+
+/* fp32(d * T) is within two places of the exact bound, so its upper half is the answer unless its lower half is within two of a
+ * carry. 0 < d is within SAFE_G times a scale: a normal number, and all its products. */
+AVX2 static inline void find_thresholds(const uint8_t *scales, float g, float unit, struct thresholds *t)
+{
+    const __m256  d = _mm256_mul_ps(e4m3_to_ps(scales), _mm256_set1_ps(g)), inf = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
+    const __m256  dead = _mm256_cmp_ps(d, _mm256_setzero_ps(), _CMP_EQ_OQ), safe = _mm256_blendv_ps(d, inf, dead);
+    __m256i       top[N_STEPS], lowest = _mm256_set1_epi32(-1);
+    for (int i = 0; i < N_STEPS; i++) {
+        const __m256i p = _mm256_castps_si256(_mm256_mul_ps(safe, _mm256_set1_ps(k_step[i].at)));
+        lowest = _mm256_min_epu16(lowest, _mm256_add_epi16(p, _mm256_set1_epi32(2)));
+        top[i] = top_twice(p);
     }
-    for (int i = 0; i <= N_STEPS && !_mm256_testz_si256(unsure, unsure); i++) {
-        const __m256i top = _mm256_srli_epi32(exact_step(d, i), 16);
-        _mm256_storeu_si256((__m256i *)(void *)t->step[i], _mm256_or_si256(_mm256_or_si256(top, _mm256_slli_epi32(top, 16)), nothing));
-    }
-    _mm256_storeu_si256((__m256i *)(void *)t->live, live);
-    _mm256_storeu_ps(t->d, d);
+    const __m256i unsure = _mm256_cmpgt_epi32(_mm256_set1_epi32(5), _mm256_and_si256(lowest, _mm256_set1_epi32(0xffff)));
+    if (!_mm256_testz_si256(unsure, _mm256_xor_si256(_mm256_castps_si256(dead), _mm256_set1_epi32(-1))))
+        for (int i = 0; i < N_STEPS; i++)
+            top[i] = top_twice(exact_step(safe, i));
+    store_bound(t, T_025, top[0]);
+    store_bound(t, T_075, top[1]);
+    store_bound(t, T_125, top[2]);
+    store_bound(t, T_600, top[4]);
+    store_bound(t, A_125, _mm256_sub_epi16(top[2], _mm256_set1_epi16(BINADE - 1)));
+    store_bound(t, A_175, _mm256_sub_epi16(top[3], _mm256_set1_epi16(BINADE - 1)));
+    t->dead = (unsigned)_mm256_movemask_ps(dead);
+    _mm256_storeu_ps(t->d, _mm256_mul_ps(d, _mm256_set1_ps(unit)));
 }
 
 AVX2 static inline __m256i word_pair(const uint32_t *v)
@@ -248,9 +342,28 @@ struct lanes {
 AVX2 static inline void add_half(struct lanes *l, __m256 x, __m256 y)
 {
     const __m256 e = _mm256_sub_ps(x, y);
-    l->xx = _mm256_add_ps(l->xx, _mm256_mul_ps(x, x));
-    l->yy = _mm256_add_ps(l->yy, _mm256_mul_ps(y, y));
-    l->ee = _mm256_add_ps(l->ee, _mm256_mul_ps(e, e));
+    l->xx = _mm256_fmadd_ps(x, x, l->xx);
+    l->yy = _mm256_fmadd_ps(y, y, l->yy);
+    l->ee = _mm256_fmadd_ps(e, e, l->ee);
+}
+
+/* Words that are BF16 to floats: of each 128 bits the first four, or the last four. */
+AVX2 static inline __m256 first_ps(__m256i words)
+{
+    return _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), words));
+}
+
+AVX2 static inline __m256 last_ps(__m256i words)
+{
+    return _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), words));
+}
+
+/* A block: source words and decoded quotients, both BF16; d is in units too. `unit` is NULL where it is 1, as it nearly always is. */
+AVX2 static inline void add_block(struct lanes *l, __m256i x, __m256i q, __m256 d, const float *unit)
+{
+    const __m256 x0 = first_ps(x), x1 = last_ps(x);
+    add_half(l, unit ? _mm256_mul_ps(x0, _mm256_broadcast_ss(unit)) : x0, _mm256_mul_ps(first_ps(q), d));
+    add_half(l, unit ? _mm256_mul_ps(x1, _mm256_broadcast_ss(unit)) : x1, _mm256_mul_ps(last_ps(q), d));
 }
 
 AVX2 static double flush(__m256 *v)
@@ -271,56 +384,80 @@ AVX2 static inline void flush_lanes(struct lanes *l, struct nib_quant_sums *sums
     sums->ee += flush(&l->ee);
 }
 
-AVX2 static inline __m256 magnitudes(void)
+/* E2M1 codes in bytes as BF16: the halves of each value by table. */
+AVX2 static inline __m256i table_of(__m128i half)
 {
-    return _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    return _mm256_broadcastsi128_si256(half);
 }
 
-AVX2 static inline __m256 words_to_ps(__m128i words, float unit)
+AVX2 static inline __m256i code_highs(__m256i codes)
 {
-    const __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
-    return unit == 1 ? x : _mm256_mul_ps(x, _mm256_set1_ps(unit));
+    return _mm256_shuffle_epi8(table_of(_mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, (char)0x80, (char)0xbf, (char)0xbf, (char)0xbf,
+                                                      (char)0xc0, (char)0xc0, (char)0xc0, (char)0xc0)), codes);
 }
 
-/* Codes of one block, as bytes in 32-bit lanes; *saturated gets -1 for each saturated word. An encoder keeps signs, so errors are
- * those of magnitudes. */
-AVX2 static inline __m256i block_codes(const uint16_t *x, const struct thresholds *t, int b, float unit, __m256i *saturated, struct lanes *l)
+AVX2 static inline __m256i code_lows(__m256i codes)
 {
-    const __m256i word = load_words(x), magnitude = _mm256_and_si256(word, _mm256_set1_epi16(0x7fff));
-    const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(word, 12), _mm256_set1_epi16(8));
-    __m256i       count = _mm256_setzero_si256();
-    for (int i = 0; i < N_STEPS; i++)
-        count = _mm256_sub_epi16(count, _mm256_cmpgt_epi16(magnitude, word_pair(&t->step[i][b])));
-    *saturated = _mm256_add_epi16(*saturated, _mm256_cmpgt_epi16(magnitude, word_pair(&t->step[N_STEPS][b])));
-    const __m256 d = _mm256_set1_ps(t->d[b] * unit);
-    const __m256 y0 = _mm256_permutevar8x32_ps(magnitudes(), _mm256_cvtepu16_epi32(_mm256_castsi256_si128(count)));
-    const __m256 y1 = _mm256_permutevar8x32_ps(magnitudes(), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(count, 1)));
-    add_half(l, words_to_ps(_mm256_castsi256_si128(magnitude), unit), _mm256_mul_ps(y0, d));
-    add_half(l, words_to_ps(_mm256_extracti128_si256(magnitude, 1), unit), _mm256_mul_ps(y1, d));
-    const __m256i pairs = _mm256_madd_epi16(_mm256_or_si256(count, sign), _mm256_set1_epi32(0x00100001));
-    return _mm256_and_si256(pairs, word_pair(&t->live[b]));
+    return _mm256_shuffle_epi8(table_of(_mm_setr_epi8(0, 0, (char)0x80, (char)0xc0, 0, 0x40, (char)0x80, (char)0xc0, 0, 0, (char)0x80, (char)0xc0,
+                                                      0, 0x40, (char)0x80, (char)0xc0)), codes);
 }
 
-AVX2 static void encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *codes, struct nib_quant_sums *sums)
+/* How many steps each of 16 magnitudes passes; *saturated gets -1 for each that is beyond the grid. From 1.25 up steps repeat with
+ * every binade, as BF16 numbers 128 apart, and so are counted by a shift; above 6 the count would go on. */
+AVX2 static inline __m256i count_steps(__m256i magnitude, const struct thresholds *t, int b, __m256i *saturated)
 {
-    /* Groups end where the portable kernel adds up, so that what is left over begins a new sum there too. */
-    const int64_t     n_groups = r->bf16 ? r->n_blocks / (GROUP * FLUSH_GROUPS) * FLUSH_GROUPS : 0;
-    const __m256i     order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i above = _mm256_max_epi16(magnitude, word_pair(&t->bound[T_125][b]));
+    const __m256i even = _mm256_srli_epi16(_mm256_sub_epi16(above, word_pair(&t->bound[A_125][b])), 7);
+    const __m256i odd = _mm256_srli_epi16(_mm256_sub_epi16(above, word_pair(&t->bound[A_175][b])), 7);
+    const __m256i half = _mm256_cmpgt_epi16(magnitude, word_pair(&t->bound[T_025][b]));
+    const __m256i one = _mm256_cmpgt_epi16(magnitude, word_pair(&t->bound[T_075][b]));
+    *saturated = _mm256_add_epi16(*saturated, _mm256_cmpgt_epi16(magnitude, word_pair(&t->bound[T_600][b])));
+    return _mm256_min_epi16(_mm256_sub_epi16(_mm256_add_epi16(even, odd), _mm256_add_epi16(half, one)), _mm256_set1_epi16(7));
+}
+
+/* Two blocks. Returns their codes, packed, in the lower bytes of words: 4 of the first block and 4 of the second from their first
+ * halves, then the same of their last halves. An encoder keeps signs, so errors are those of magnitudes. */
+AVX2 static inline __m256i two_codes(const uint16_t *x, const struct thresholds *t, int b, const float *unit, __m256i *saturated,
+                                     struct lanes *l)
+{
+    const __m256i mask = _mm256_set1_epi16(0x7fff), w0 = load_words(x), w1 = load_words(x + NIB_QUANT_BLOCK);
+    const __m256i m0 = _mm256_and_si256(w0, mask), m1 = _mm256_and_si256(w1, mask);
+    const __m256i counts = _mm256_packus_epi16(count_steps(m0, t, b, saturated), count_steps(m1, t, b + 1, saturated));
+    const __m256i high = code_highs(counts), low = code_lows(counts);
+    add_block(l, m0, _mm256_unpacklo_epi8(low, high), _mm256_broadcast_ss(&t->d[b]), unit);
+    add_block(l, m1, _mm256_unpackhi_epi8(low, high), _mm256_broadcast_ss(&t->d[b + 1]), unit);
+    /* Packing saturates a negative word to 0x80: finite ones are far below -128. */
+    const __m256i signs = _mm256_and_si256(_mm256_srli_epi16(_mm256_packs_epi16(w0, w1), 4), _mm256_set1_epi8(8));
+    return _mm256_maddubs_epi16(_mm256_or_si256(counts, signs), _mm256_set1_epi16(0x1001));
+}
+
+AVX2 static inline void encode_group(const uint16_t *x, const struct thresholds *t, const float *unit, uint8_t *codes, __m256i *saturated,
+                                     struct lanes *l)
+{
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int b = 0; b < GROUP; b += 4) {
+        const __m256i a = two_codes(x + b * NIB_QUANT_BLOCK, t, b, unit, saturated, l);
+        const __m256i c = two_codes(x + (b + 2) * NIB_QUANT_BLOCK, t, b + 2, unit, saturated, l);
+        _mm256_storeu_si256((__m256i *)(void *)(codes + b * (NIB_QUANT_BLOCK / 2)),
+                            _mm256_permutevar8x32_epi32(_mm256_packus_epi16(a, c), order));
+    }
+    for (int b = 0; b < GROUP && t->dead; b++)
+        if (t->dead >> b & 1)
+            memset(codes + b * (NIB_QUANT_BLOCK / 2), 0, NIB_QUANT_BLOCK / 2);
+}
+
+AVX2 static inline void encode_groups(const struct nib_quant_row *r, int64_t n_groups, const float *unit, const uint8_t *scales,
+                                      uint8_t *codes, struct nib_quant_sums *sums)
+{
     struct lanes      l = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     __m256i           saturated = _mm256_setzero_si256();
     struct thresholds t;
     for (int64_t i = 0; i < n_groups; i++) {
-        const uint16_t *x = r->bf16 + i * GROUP * NIB_QUANT_BLOCK;
-        find_thresholds(scales + i * GROUP, r->g, &t);
-        for (int b = 0; b < GROUP; b += 4) {
-            const __m256i c0 = block_codes(x + b * NIB_QUANT_BLOCK, &t, b, r->unit, &saturated, &l);
-            const __m256i c1 = block_codes(x + (b + 1) * NIB_QUANT_BLOCK, &t, b + 1, r->unit, &saturated, &l);
-            const __m256i c2 = block_codes(x + (b + 2) * NIB_QUANT_BLOCK, &t, b + 2, r->unit, &saturated, &l);
-            const __m256i c3 = block_codes(x + (b + 3) * NIB_QUANT_BLOCK, &t, b + 3, r->unit, &saturated, &l);
-            const __m256i packed = _mm256_packus_epi16(_mm256_packus_epi32(c0, c1), _mm256_packus_epi32(c2, c3));
-            _mm256_storeu_si256((__m256i *)(void *)(codes + (i * GROUP + b) * (NIB_QUANT_BLOCK / 2)),
-                                _mm256_permutevar8x32_epi32(packed, order));
-        }
+        /* Rows follow each other: the next one is fetched from memory while this one is worked on. */
+        for (int k = 0; k < GROUP * NIB_QUANT_BLOCK; k += CACHE_LINE / 2)
+            _mm_prefetch((const char *)(r->bf16 + (r->n_blocks + i * GROUP) * NIB_QUANT_BLOCK + k), _MM_HINT_T0);
+        find_thresholds(scales + i * GROUP, r->g, r->unit, &t);
+        encode_group(r->bf16 + i * GROUP * NIB_QUANT_BLOCK, &t, unit, codes + i * GROUP * (NIB_QUANT_BLOCK / 2), &saturated, &l);
         if ((i + 1) % FLUSH_GROUPS == 0) {
             int32_t part[8];
             _mm256_storeu_si256((__m256i *)(void *)part, _mm256_madd_epi16(saturated, _mm256_set1_epi16(-1)));
@@ -330,36 +467,55 @@ AVX2 static void encode(const struct nib_quant_row *r, const uint8_t *scales, ui
             flush_lanes(&l, sums);
         }
     }
+}
+
+AVX2 static void encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *codes, struct nib_quant_sums *sums)
+{
+    /* Groups end where the portable kernel adds up, so that what is left over begins a new sum there too. */
+    const int64_t n_groups = r->bf16 && is_safe(r) ? r->n_blocks / (GROUP * FLUSH_GROUPS) * FLUSH_GROUPS : 0;
+    if (r->unit == 1)
+        encode_groups(r, n_groups, NULL, scales, codes, sums);
+    else
+        encode_groups(r, n_groups, &r->unit, scales, codes, sums);
     const struct nib_quant_row rest = behind(r, n_groups * GROUP);
     nib_quant_kernels_portable.encode(&rest, scales + n_groups * GROUP, codes + n_groups * GROUP * (NIB_QUANT_BLOCK / 2), sums);
 }
 
-AVX2 static inline __m256 decode_half(uint32_t code, __m256 d)
+/* Eight bytes of codes to 16, those of two blocks side by side in each half, as unpacking wants them. */
+AVX2 static inline __m256i spread_codes(const uint8_t *codes)
 {
-    const __m256i nibble = _mm256_srlv_epi32(_mm256_set1_epi32((int)code), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(nibble, 28), _mm256_set1_epi32((int)0x80000000u));
-    return _mm256_mul_ps(_mm256_xor_ps(_mm256_permutevar8x32_ps(magnitudes(), nibble), _mm256_castsi256_ps(sign)), d);
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)codes);
+    const __m128i even = _mm_and_si128(bytes, _mm_set1_epi8(15)), odd = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
+    return _mm256_permute4x64_epi64(_mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd)), 0xd8);
+}
+
+AVX2 static inline void measure_groups(const struct nib_quant_row *r, int64_t n_groups, const float *unit, const uint8_t *scales,
+                                       const uint8_t *codes, struct nib_quant_sums *sums)
+{
+    const __m256 one = _mm256_set1_ps(r->unit), g = _mm256_set1_ps(r->g);
+    struct lanes l = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (int64_t i = 0; i < n_groups; i++) {
+        float d[GROUP];
+        _mm256_storeu_ps(d, _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(scales + i * GROUP), g), one));
+        for (int b = 0; b < GROUP; b += 2) {
+            const int64_t   at = i * GROUP + b;
+            const uint16_t *x = r->bf16 + at * NIB_QUANT_BLOCK;
+            const __m256i   c = spread_codes(codes + at * (NIB_QUANT_BLOCK / 2)), high = code_highs(c), low = code_lows(c);
+            add_block(&l, load_words(x), _mm256_unpacklo_epi8(low, high), _mm256_broadcast_ss(&d[b]), unit);
+            add_block(&l, load_words(x + NIB_QUANT_BLOCK), _mm256_unpackhi_epi8(low, high), _mm256_broadcast_ss(&d[b + 1]), unit);
+        }
+        if ((i + 1) % FLUSH_GROUPS == 0)
+            flush_lanes(&l, sums);
+    }
 }
 
 AVX2 static void measure(const struct nib_quant_row *r, const uint8_t *scales, const uint8_t *codes, struct nib_quant_sums *sums)
 {
     const int64_t n_groups = r->bf16 ? r->n_blocks / (GROUP * FLUSH_GROUPS) * FLUSH_GROUPS : 0;
-    const __m256  unit = _mm256_set1_ps(r->unit), g = _mm256_set1_ps(r->g);
-    struct lanes  l = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (int64_t i = 0; i < n_groups; i++) {
-        float d[GROUP];
-        _mm256_storeu_ps(d, _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(scales + i * GROUP), g), unit));
-        for (int64_t b = i * GROUP; b < (i + 1) * GROUP; b++) {
-            uint32_t      code[2];
-            const __m256i x = load_words(r->bf16 + b * NIB_QUANT_BLOCK);
-            const __m256  db = _mm256_broadcast_ss(&d[b % GROUP]);
-            memcpy(code, codes + b * (NIB_QUANT_BLOCK / 2), sizeof code);
-            add_half(&l, words_to_ps(_mm256_castsi256_si128(x), r->unit), decode_half(code[0], db));
-            add_half(&l, words_to_ps(_mm256_extracti128_si256(x, 1), r->unit), decode_half(code[1], db));
-        }
-        if ((i + 1) % FLUSH_GROUPS == 0)
-            flush_lanes(&l, sums);
-    }
+    if (r->unit == 1)
+        measure_groups(r, n_groups, NULL, scales, codes, sums);
+    else
+        measure_groups(r, n_groups, &r->unit, scales, codes, sums);
     const struct nib_quant_row rest = behind(r, n_groups * GROUP);
     nib_quant_kernels_portable.measure(&rest, scales + n_groups * GROUP, codes + n_groups * GROUP * (NIB_QUANT_BLOCK / 2), sums);
 }

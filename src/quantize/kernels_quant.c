@@ -1,6 +1,7 @@
 /* The definition of every kernel in plain C. */
 #include "quantize/kernels_quant.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "number/act_rows.h"
@@ -100,10 +101,16 @@ static void row_choose(const struct nib_quant_row *r, enum nib_quant_choice how,
     }
 }
 
-/* Eight float sums, element i of a block going to sum i % 8, that join the double sums from the lowest up. */
+/* Eight float sums that join the double ones from the lowest up. Element i of a block goes to the one that a machine has at hand after
+ * widening each 128 bits of words to floats. */
 struct lanes {
     float v[8];
 };
+
+static int lane_of(int i)
+{
+    return i / 8 * 4 + i % 4;
+}
 
 static double flush(struct lanes *l)
 {
@@ -123,9 +130,9 @@ static void row_measure(const struct nib_quant_row *r, const uint8_t *scales, co
         load_block(r, b, x);
         for (int i = 0; i < NIB_QUANT_BLOCK; i++) {
             const float v = x[i] * r->unit, y = nib_e2m1_to_f32((uint32_t)codes[i / 2] >> (i % 2 * 4)) * d, e = v - y;
-            xx.v[i % 8] += v * v;
-            yy.v[i % 8] += y * y;
-            ee.v[i % 8] += e * e;
+            xx.v[lane_of(i)] = fmaf(v, v, xx.v[lane_of(i)]);
+            yy.v[lane_of(i)] = fmaf(y, y, yy.v[lane_of(i)]);
+            ee.v[lane_of(i)] = fmaf(e, e, ee.v[lane_of(i)]);
         }
         if ((b + 1) % FLUSH_BLOCKS == 0 || b + 1 == r->n_blocks) {
             sums->xx += flush(&xx);
@@ -173,7 +180,7 @@ const struct nib_quant_kernels nib_quant_kernels_portable = {
 const struct nib_quant_kernels *nib_quant_kernels_find(bool portable)
 {
 #if defined(__x86_64__)
-    if (!portable && __builtin_cpu_supports("avx2"))
+    if (!portable && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return &nib_quant_kernels_avx2;
 #endif
     (void)portable;

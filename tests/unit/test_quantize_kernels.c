@@ -71,6 +71,14 @@ static void test_encode_every_value(void **state)
         const uint32_t bits = (uint32_t)(draw() % 0x7f000000u) + 1;
         encode_all_values(nib_f32_from_bits(bits), (uint8_t)(draw() % 0x7f));
     }
+    /* Products with the steps that end just beside a BF16 number, where a bound has to be found exactly: d * T for every step T, a few
+     * places to either side. The scale of 1 makes d of g. */
+    static const float step[] = {0.25f, 0.75f, 1.25f, 1.75f, 6.0f};
+    for (int i = 0; i < 5 * 12 * 9; i++) {
+        const float    target = nib_f32_from_bits((uint32_t)(0x3a00 + draw() % 0x400) << 16);
+        const uint32_t near_by = nib_f32_bits(target / step[i % 5]) + (uint32_t)(i / 5 % 9) - 4;
+        encode_all_values(nib_f32_from_bits(near_by), 0x38);
+    }
     encode_all_values(nib_f32_from_bits(1), 1); /* s * g is 0 */
     encode_all_values(3e38f, 0x7e);             /* s * g is Inf */
     encode_all_values(0x1p-149f, 0x7e);
@@ -111,7 +119,7 @@ static void test_variants_agree(void **state)
     for (int round = 0; round < 300; round++) {
         enum { N_MAX = 16 * 90 };
         static uint16_t x[N_MAX];
-        static float    h[N_MAX];
+        static float    h[N_MAX], wide[N_MAX];
         static uint8_t  sa[N_MAX / 16], sb[N_MAX / 16], ca[N_MAX / 2], cb[N_MAX / 2];
         const int64_t   n_blocks = 1 + (int64_t)(draw() % 90), n = n_blocks * 16;
         const double    spread = (double)(round % 5) * 4;
@@ -122,9 +130,15 @@ static void test_variants_agree(void **state)
                 x[i] = 0;
         }
         struct nib_quant_row r = {.bf16 = x, .n_blocks = n_blocks, .unit = round % 3 ? 64 : 1, .weight = round % 2 ? h : NULL};
+        for (int64_t i = 0; i < n; i++) /* more digits than BF16 has */
+            wide[i] = nib_bf16_to_f32(x[i]) * (1 + (float)(draw() % 100) * 1e-4f);
+        if (round % 7 == 6) {
+            r.bf16 = NULL;
+            r.f32 = wide;
+        }
         const float amax = nib_quant_kernels_portable.absmax(&r);
         assert_true(amax == fast()->absmax(&r));
-        r.g = (amax > 0 ? amax : 1) / 1536;
+        r.g = (amax > 0 ? amax : 1) / (round % 4 == 3 ? 8 : 1536); /* too large a g: scales are subnormal and zero too */
         for (int how = 0; how < 3; how++) {
             struct nib_quant_sums ma = {0}, mb = {0}, mc = {0};
             nib_quant_kernels_portable.choose(&r, (enum nib_quant_choice)how, sa);
