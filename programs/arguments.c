@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "complete.h"
 #include "nibble.h"
 
 /* ---- Values ---- */
@@ -189,6 +190,11 @@ bool cli_parse(const struct cli_syntax *s, int argc, char **argv, int *exit_code
 {
     bool options_ended = false;
 
+    if (cli_completing.n > 0) {
+        cli_complete(s);
+        *exit_code = CLI_OK;
+        return false;
+    }
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
         bool        is_option = !options_ended && arg[0] == '-' && arg[1] != '\0';

@@ -43,8 +43,9 @@ struct cli_syntax {
     const char             *operand_name;
 };
 
-/* Parse argv[1..]. True: go on. False: help was printed or a mistake was reported; return *exit_code. Values may
- * be written "--name value" or "--name=value"; of a repeated option the last one counts; "--" ends the options. */
+/* Parse argv[1..]. True: go on. False: help was printed, the line completed (complete.h), or a mistake reported;
+ * return *exit_code. Values may be written "--name value" or "--name=value"; of a repeated option the last one counts;
+ * "--" ends the options. */
 bool cli_parse(const struct cli_syntax *s, int argc, char **argv, int *exit_code);
 
 /* The options that every command using an engine takes, and the values they were given. */

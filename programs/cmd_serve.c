@@ -10,6 +10,7 @@
 
 #include "arguments.h"
 #include "cli.h"
+#include "complete.h"
 #include "input.h"
 #include "nibble.h"
 #include "server/serve.h"
@@ -360,7 +361,7 @@ static int serve_command(int argc, char **argv)
 
 int cmd_serve(int argc, char **argv)
 {
-    const char *config = find_config(argc, argv);
+    const char *config = cli_completing.n > 0 ? NULL : find_config(argc, argv);
     char      **args = NULL, *text = NULL;
     int         n_args = 0, code = CLI_OK;
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "complete.h"
 #include "nibble.h"
 
 static const struct cli_command commands[] = {
@@ -70,6 +71,28 @@ static int help(int argc, char **argv)
     return c->run(2, with_help);
 }
 
+/* The words behind --complete: at least one, which may be empty. */
+static int complete(int argc, char **argv)
+{
+    static char        empty[] = "";
+    static char       *nothing[] = {empty};
+    const bool         is_help = argc == 2 && strcmp(argv[0], "help") == 0;
+    const char        *word = argc > 0 ? argv[argc - 1] : empty;
+
+    cli_completing = argc > 0 ? (struct cli_words){argc, argv} : (struct cli_words){1, nothing};
+    if (argc > 1 && !is_help) {
+        const struct cli_command *c = find_command(argv[0]);
+        return c ? c->run(argc, argv) : CLI_OK;
+    }
+    for (int i = 0; i < N_COMMANDS; i++)
+        cli_candidate(word, commands[i].name, commands[i].summary);
+    if (!is_help) {
+        cli_candidate(word, "help", "show the help of a command");
+        cli_candidate(word, "version", "print the version");
+    }
+    return CLI_OK;
+}
+
 static int dispatch(int argc, char **argv)
 {
     if (argc < 2) {
@@ -83,6 +106,8 @@ static int dispatch(int argc, char **argv)
         (void)printf("nibble %s\n", nib_version());
         return CLI_OK;
     }
+    if (strcmp(name, "--complete") == 0)
+        return complete(argc - 2, argv + 2);
     const struct cli_command *c = find_command(name);
     return c ? c->run(argc - 1, argv + 1) : unknown_command(name);
 }

@@ -42,6 +42,17 @@ said=$("$dir/hello" "$dir/moved/share/nibble/models/tiny-v4")
 wanted="$(pkg-config --modversion nibble) 6 layers"
 [ "$said" = "$wanted" ] || { echo "the program said '$said', wanted '$wanted'"; exit 1; }
 
+for file in share/man/man1/nibble.1 share/bash-completion/completions/nibble share/zsh/site-functions/_nibble \
+    share/fish/vendor_completions.d/nibble.fish share/doc/nibble/README.md; do
+    [ -s "$dir/moved/$file" ] || { echo "not installed: $file"; exit 1; }
+done
+if "$dir/moved/bin/nibble" help | grep -q '^  serve '; then
+    for file in lib/systemd/system/nibble.service share/doc/nibble/serve.conf; do
+        [ -s "$dir/moved/$file" ] || { echo "not installed: $file"; exit 1; }
+    done
+    grep -q 'Fl Fl max.e*-seqs' "$dir/moved/share/man/man1/nibble.1" || { echo 'the manual page knows no --max-seqs'; exit 1; }
+fi
+
 cd /
 said=$("$dir/moved/bin/nibble" inspect -v 2>&1 | head -n 1)
 case $said in
