@@ -14,6 +14,8 @@ struct nib_checkpoint {
     int64_t n_entries;
     uint32_t *slot; /* entry number + 1, 0 = free; linear probing, at most half full */
     uint64_t slot_mask;
+    void (*release)(void *owner); /* of tensors that are no file's; NULL without */
+    void *owner;
 };
 
 static int entry_compare(const void *a, const void *b)
@@ -28,6 +30,21 @@ static uint64_t name_hash(const char *name)
     for (; *name; name++)
         h = (h ^ (unsigned char)*name) * 0x100000001b3u;
     return h ^ h >> 32;
+}
+
+/* By name, each of which may stand there once. */
+static enum nib_status sort_entries(struct nib_checkpoint *c, struct nib_error *err)
+{
+    qsort(c->entry, (size_t)c->n_entries, sizeof *c->entry, entry_compare);
+    for (int64_t i = 1; i < c->n_entries; i++) {
+        const struct nib_tensor_entry *e = &c->entry[i];
+        if (strcmp(e[-1].name, e->name) == 0) {
+            return nib_error_set(err, NIB_E_FORMAT,
+                                 "tensor '%.200s' is in both '%.200s' and '%.200s', and no index says which one counts",
+                                 e->name, e[-1].file, e->file);
+        }
+    }
+    return NIB_OK;
 }
 
 /* Entries of all shards that count: with an index, those that it assigns to the shard in which they stand. */
@@ -50,16 +67,7 @@ static enum nib_status collect(struct nib_checkpoint *c, const struct nib_shard_
             c->entry[c->n_entries++] = s->entry[k];
         }
     }
-    qsort(c->entry, (size_t)c->n_entries, sizeof *c->entry, entry_compare);
-    for (int64_t i = 1; i < c->n_entries; i++) {
-        const struct nib_tensor_entry *e = &c->entry[i];
-        if (strcmp(e[-1].name, e->name) == 0) {
-            return nib_error_set(err, NIB_E_FORMAT,
-                                 "tensor '%.200s' is in both '%.200s' and '%.200s', and no index says which one counts",
-                                 e->name, e[-1].file, e->file);
-        }
-    }
-    return NIB_OK;
+    return sort_entries(c, err);
 }
 
 static enum nib_status build_slots(struct nib_checkpoint *c, struct nib_error *err)
@@ -134,10 +142,38 @@ end:
     return status;
 }
 
+enum nib_status nib_checkpoint_make(const struct nib_tensor_entry *entry, int64_t n, void (*release)(void *owner), void *owner,
+                                    struct nib_checkpoint **out, struct nib_error *err)
+{
+    *out = NULL;
+    struct nib_checkpoint *c = calloc(1, sizeof *c);
+    if (c)
+        c->entry = calloc((size_t)n + 1, sizeof *c->entry);
+    if (!c || !c->entry) {
+        nib_checkpoint_close(c);
+        return nib_error_set(err, NIB_E_MEMORY, "no memory for %lld tensors", (long long)n);
+    }
+    memcpy(c->entry, entry, (size_t)n * sizeof *entry);
+    c->n_entries = n;
+    enum nib_status status = sort_entries(c, err);
+    if (status == NIB_OK)
+        status = build_slots(c, err);
+    if (status != NIB_OK) {
+        nib_checkpoint_close(c);
+        return status;
+    }
+    c->release = release;
+    c->owner = owner;
+    *out = c;
+    return NIB_OK;
+}
+
 void nib_checkpoint_close(struct nib_checkpoint *c)
 {
     if (!c)
         return;
+    if (c->release)
+        c->release(c->owner);
     for (size_t i = 0; i < c->n_shards; i++)
         nib_shard_close(&c->shard[i]);
     free(c->shard);

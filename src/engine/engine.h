@@ -67,6 +67,11 @@ struct nib_seq {
     uint64_t             stamp; /* of the last batch it was in */
 };
 
+/* A model of a configuration and the tensors it needs, called `dir` in what it says. The checkpoint becomes the model's unless this
+ * fails. */
+enum nib_status nib_model_make(const char *dir, const struct nib_config *config, struct nib_checkpoint *checkpoint,
+                               struct nib_model **out, struct nib_error *err);
+
 /* Options as an engine will use them: defaults filled in, combinations checked. */
 enum nib_status nib_options_resolve(const struct nib_model *m, const struct nib_options *o, struct nib_options *out,
                                     struct nib_error *err);

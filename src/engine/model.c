@@ -53,39 +53,44 @@ static void fill_info(struct nib_model *m)
     count_weights(m);
 }
 
-enum nib_status nib_model_open(const char *dir, struct nib_model **out, struct nib_error *err)
+enum nib_status nib_model_make(const char *dir, const struct nib_config *config, struct nib_checkpoint *checkpoint,
+                               struct nib_model **out, struct nib_error *err)
 {
     *out = NULL;
     struct nib_model *m = calloc(1, sizeof *m);
-    if (!m)
-        return nib_error_set(err, NIB_E_MEMORY, "no memory to open '%s'", dir);
-    enum nib_status status = NIB_E_MEMORY;
     const size_t n = strlen(dir) + 1;
-    m->dir = malloc(n);
-    if (!m->dir) {
-        (void)nib_error_set(err, status, "no memory to open '%s'", dir);
-        goto fail;
+    if (m)
+        m->dir = malloc(n);
+    if (!m || !m->dir) {
+        free(m);
+        return nib_error_set(err, NIB_E_MEMORY, "no memory to open '%s'", dir);
     }
     memcpy(m->dir, dir, n);
-    status = nib_config_read(dir, &m->config, err);
-    if (status != NIB_OK)
-        goto fail;
-    status = nib_checkpoint_open(dir, &m->checkpoint, err);
-    if (status != NIB_OK)
-        goto fail;
-    status = nib_sources_resolve(m->checkpoint, &m->config, &m->sources, err);
-    if (status != NIB_OK)
-        goto fail;
-    if (m->sources.has_mtp && m->config.ratio[m->config.n_layers] != 0) {
+    m->config = *config;
+    enum nib_status status = nib_sources_resolve(checkpoint, &m->config, &m->sources, err);
+    if (status == NIB_OK && m->sources.has_mtp && m->config.ratio[m->config.n_layers] != 0)
         status = nib_error_set(err, NIB_E_UNSUPPORTED, "%s: the MTP block has compress ratio %d, wanted 0", dir,
                                (int)m->config.ratio[m->config.n_layers]);
-        goto fail;
+    if (status != NIB_OK) {
+        nib_model_close(m);
+        return status;
     }
+    m->checkpoint = checkpoint;
     fill_info(m);
     *out = m;
     return NIB_OK;
-fail:
-    nib_model_close(m);
+}
+
+enum nib_status nib_model_open(const char *dir, struct nib_model **out, struct nib_error *err)
+{
+    struct nib_config config;
+    struct nib_checkpoint *checkpoint = NULL;
+    *out = NULL;
+    NIB_TRY(nib_config_read(dir, &config, err));
+    NIB_TRY(nib_checkpoint_open(dir, &checkpoint, err));
+    const enum nib_status status = nib_model_make(dir, &config, checkpoint, out, err);
+    if (status != NIB_OK)
+        nib_checkpoint_close(checkpoint);
     return status;
 }
 

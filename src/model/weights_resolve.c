@@ -173,18 +173,6 @@ static enum nib_status resolve_vector(struct resolver *r, const struct nib_field
                          nib_shape_text(e, found, sizeof found), s->n_out);
 }
 
-static bool field_applies(const struct nib_field *f, int32_t ratio, bool hash)
-{
-    switch (f->when) {
-    case NIB_WHEN_ALWAYS: return true;
-    case NIB_WHEN_COMPRESSED: return ratio > 0;
-    case NIB_WHEN_CSA: return ratio == 4;
-    case NIB_WHEN_HASH: return hash;
-    case NIB_WHEN_SCORED: return !hash;
-    }
-    return false;
-}
-
 static enum nib_status resolve_field(struct resolver *r, const struct nib_field *f, const char *prefix, int32_t layer, int32_t ratio)
 {
     struct nib_source *s = NULL;
@@ -204,7 +192,7 @@ static enum nib_status resolve_scope(struct resolver *r, enum nib_field_scope sc
     const int32_t ratio = layer >= 0 ? r->c->ratio[layer] : 0;
     const bool hash = layer >= 0 && layer < r->c->n_hash_layers;
     for (int32_t i = 0; i < nib_n_fields; i++)
-        if (nib_fields[i].scope == scope && field_applies(&nib_fields[i], ratio, hash))
+        if (nib_fields[i].scope == scope && nib_field_applies(&nib_fields[i], ratio, hash))
             NIB_TRY(resolve_field(r, &nib_fields[i], prefix, layer, ratio));
     return NIB_OK;
 }

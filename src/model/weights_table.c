@@ -186,3 +186,15 @@ int32_t nib_dim_value(const struct nib_config *c, enum nib_dim_name d, int32_t r
     }
     return 0;
 }
+
+bool nib_field_applies(const struct nib_field *f, int32_t ratio, bool hash)
+{
+    switch (f->when) {
+    case NIB_WHEN_ALWAYS: return true;
+    case NIB_WHEN_COMPRESSED: return ratio > 0;
+    case NIB_WHEN_CSA: return ratio == 4;
+    case NIB_WHEN_HASH: return hash;
+    case NIB_WHEN_SCORED: return !hash;
+    }
+    return false;
+}

@@ -35,6 +35,9 @@ struct nib_field {
 extern const struct nib_field nib_fields[];
 extern const int32_t          nib_n_fields;
 
+/* Whether a layer of this ratio and routing has the field. */
+bool nib_field_applies(const struct nib_field *f, int32_t ratio, bool hash);
+
 int32_t nib_dim_value(const struct nib_config *c, enum nib_dim_name d, int32_t ratio);
 
 #endif
