@@ -554,6 +554,55 @@ enum nib_status nib_quantize(const char *src, const char *dst, const struct nib_
 enum nib_status nib_quantize_verify(const char *src, const char *dst, const struct nib_quantize_options *o,
                                     struct nib_quantize_result *r, struct nib_error *err);
 
+/* ---- Measuring speed ------------------------------------------------------------------------------------------ */
+
+/* A model of published sizes whose weights are random numbers: no files, and nothing that it says means anything.
+ * Packing copies the weights, so that an engine's memory and its reading are those of a real checkpoint. */
+struct nib_shape {
+    const char *name;      /* "pro", "flash", or "tiny", the bundled model's sizes */
+    int32_t     n_layers;  /* 0: all. Fewer are of the two compressed kinds in turn, 4:1 first, routed by scores */
+    int32_t     n_experts; /* 0: all */
+    const char *format;    /* of linears: "nvfp4" (NULL), "fp8", "mxfp4", "bf16", or "official": experts MXFP4, the rest FP8 */
+};
+enum nib_status nib_model_open_random(const struct nib_shape *shape, struct nib_model **out, struct nib_error *err);
+
+/* An empty sequence holds `length` tokens from now on, with random numbers for all that they would have left behind.
+ * NIB_E_STATE if it is not empty, NIB_E_LIMIT if they do not fit. */
+enum nib_status nib_seq_fill_random(struct nib_seq *s, int32_t length, struct nib_error *err);
+
+/* What n_threads (0: all cores) can do at most, in 1e9 a second: the best of many short runs of the plainest loops.
+ * The caller zeroes *m; another call with the same read_bytes betters what it holds. Takes about half a second. */
+struct nib_machine {
+    double   read_gb_s;    /* read_bytes of memory, again and again: a cache counts where it holds them */
+    double   fp32_gflop_s; /* fused multiply-adds of fp32, two operations each */
+    double   int8_gop_s;   /* products of bytes, summed exactly or with saturation, two operations each */
+    uint64_t read_bytes;   /* at most 256 MiB are read in a run */
+    int32_t  n_threads;
+};
+enum nib_status nib_machine_measure(int32_t n_threads, uint64_t read_bytes, struct nib_machine *m, struct nib_error *err);
+
+/* What a step did in the ops of one name, or as a whole. Bytes are those that have to be read from memory however
+ * clever the op: each weight once (of experts those that were chosen), each stored row once for its sequence.
+ * Operations are two for each product of a matrix or of attention. */
+struct nib_profile_op {
+    const char *name; /* "moe"; the op's name and, where it has several uses, which */
+    int32_t     n_calls;
+    bool        head; /* behind the layers: the last collapse and the logits */
+    double      seconds;
+    uint64_t    bytes, fp32_ops, int8_ops; /* by the arithmetic that the operands' formats allow */
+};
+#define NIB_PROFILE_OPS_MAX 80
+struct nib_profile {
+    double                seconds; /* of the whole call */
+    int32_t               n_ops;
+    struct nib_profile_op op[NIB_PROFILE_OPS_MAX];
+};
+
+/* nib_step() under observation. With `count` bytes and operations are filled in, which takes time of its own, so that
+ * seconds mean nothing then; without, seconds only. Not on an engine with trace or compare (NIB_E_STATE). */
+enum nib_status nib_step_profile(struct nib_engine *e, const struct nib_batch *b, float *logits, bool count,
+                                 struct nib_profile *out, struct nib_error *err);
+
 #ifdef __cplusplus
 }
 #endif
