@@ -14,7 +14,7 @@ static const struct cli_command commands[] = {
     {"score", "exact match and likelihood on a file of prompts, perplexity on a text", cmd_score},
     {"inspect", "show what a checkpoint holds and the memory it needs", cmd_inspect},
     {"quantize", "write a checkpoint again in NVFP4", cmd_quantize},
-    {"bench", "measure a running server", cmd_bench},
+    {"bench", "how fast steps are, and how near the machine's limits; or a server", cmd_bench},
 #ifdef NIB_SERVER
     {"serve", "answer OpenAI-style requests over HTTP", cmd_serve},
 #endif

@@ -1,0 +1,122 @@
+#!/bin/sh
+# nibble bench with random weights of the bundled model's sizes: the forms of its result, shares that can be, parts that add up, and
+# mistakes that are named. Usage: bench.sh NIBBLE JSON_GET
+set -u
+nibble=$1
+json_get=$2
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+failures=0
+
+complain() {
+    echo "FAILED: $*"
+    failures=$((failures + 1))
+}
+
+# try CODE ARGUMENTS...
+try() {
+    want=$1
+    shift
+    said="nibble $*"
+    "$nibble" "$@" >"$dir/out" 2>"$dir/err"
+    code=$?
+    if [ "$code" -ne "$want" ]; then
+        complain "$said: exit code $code, wanted $want"
+        sed 's/^/    /' "$dir/err"
+    fi
+}
+
+# refuses CODE TEXT ARGUMENTS...
+refuses() {
+    want=$1
+    text=$2
+    shift 2
+    try "$want" "$@"
+    grep -q -F -e "$text" "$dir/err" || complain "$said: no '$text' in: $(cat "$dir/err")"
+    [ "$(wc -l <"$dir/err")" -eq 1 ] || complain "$said: more than one line on standard error"
+    [ ! -s "$dir/out" ] || complain "$said: something on standard output"
+}
+
+json() {
+    wanted=$1
+    shift
+    found=$("$json_get" "$@" <"$dir/out")
+    [ "$found" = "$wanted" ] || complain "$said: $* is '$found', wanted '$wanted'"
+}
+
+quick="--threads 2 --repeat 1 --rows 8"
+
+# ---- Lines as comma-separated values ----
+try 0 bench --shape tiny $quick --context 0,1K --batch 1,2 --ops --csv
+awk -F, '
+    NR == 1 { if ($0 != "phase,part,op,context,batch,tokens_per_s,bytes,ops,limit,share") print "names: " $0; next }
+    NF != 10 { print "fields: " $0 }
+    !($10 > 0 && $10 <= 1) { print "share: " $0 }
+    !($6 > 0) { print "speed: " $0 }
+    $9 != "bytes" && $9 != "ops" { print "limit: " $0 }
+    $1 == "op" && $3 !~ /^[a-z]/ { print "op: " $0 }
+    { step = ($1 == "prefill" || $3 ~ /^prefill\// ? "prefill" : "decode") " " $4 " " $5 }
+    $1 == "op" { bytes[step] += $7; ops[step] += $8; next }
+    $2 == "all" { steps++; all[step] = $7; all_ops[step] = $8; next }
+    { parts[step] += $7; parts_ops[step] += $8 }
+    END {
+        if (steps != 6) print "steps: " steps
+        for (s in all) {
+            if (all[s] != parts[s] || all_ops[s] != parts_ops[s]) print "parts of " s ": " parts[s] " of " all[s]
+            if (all[s] != bytes[s] || all_ops[s] != ops[s]) print "ops of " s ": " bytes[s] " of " all[s]
+        }
+    }' "$dir/out" >"$dir/wrong"
+[ ! -s "$dir/wrong" ] || complain "$said: $(cat "$dir/wrong")"
+
+# ---- JSON ----
+try 0 bench --shape tiny,layers=2,experts=8,format=official $quick --phase decode --context 300 --batch 1 --json --svg "$dir/plot.svg"
+json "random tiny, 2 layers, 8 experts, official" model
+json cpu backend
+json 2 threads
+json '#3' machine
+for key in read_gb_s fp32_gflop_s int8_gop_s; do
+    "$json_get" machine $key <"$dir/out" | grep -q '^[1-9]' || complain "$said: no machine $key"
+done
+json '#3' rows
+json '#10' rows 0
+json decode rows 0 phase
+json layers rows 0 part
+json null rows 0 op
+json 300 rows 0 context
+json 1 rows 0 batch
+json head rows 1 part
+json all rows 2 part
+for key in tokens_per_s bytes ops limit share; do
+    "$json_get" rows 2 $key <"$dir/out" >/dev/null || complain "$said: no $key"
+done
+json '#1' outside_of_ops
+json '#0' left_out
+grep -q '^<svg xmlns' "$dir/plot.svg" && grep -q '^</svg>$' "$dir/plot.svg" || complain "$said: no picture"
+grep -q '>decode, batch 1<' "$dir/plot.svg" || complain "$said: the picture does not name its line"
+
+# ---- A checkpoint; contexts that the model does not reach ----
+try 0 bench $quick --phase decode --batch 1 --context 16K --part layers
+grep -q '^decode  layers *16K' "$dir/out" || complain "$said: no line for 16K"
+[ "$(grep -c '^decode' "$dir/out")" -eq 1 ] || complain "$said: more than the wanted part"
+refuses 2 "made for up to 16384" bench $quick --context 64K
+
+# ---- Mistakes ----
+refuses 2 "shape 'huge' is not known" bench --shape huge
+refuses 2 "format 'q4'" bench --shape tiny,format=q4
+refuses 2 "'layers' is not known" bench --shape tiny,layers
+refuses 2 "'layers=x' is not a whole number" bench --shape tiny,layers=x
+refuses 2 "7 layers, wanted 1 to 6" bench --shape tiny,layers=7
+refuses 2 "3 experts, wanted 4 to 16" bench --shape tiny,experts=3
+refuses 2 "leave out -m" bench --shape tiny -m /nowhere
+refuses 2 "--context: '1,,2'" bench --context 1,,2
+refuses 2 "--context: '4G'" bench --context 4G
+refuses 2 "--batch: '0'" bench --batch 0
+refuses 2 "exclude each other" bench --csv --json
+refuses 2 "--phase: 'all' is not known" bench --phase all
+refuses 2 "--rows: 2000 is out of range" bench --rows 2000
+refuses 2 "unknown option '--trace'" bench --trace x
+refuses 2 "--svg draws whole steps" bench --shape tiny $quick --phase decode --context 0 --batch 1 --part head --csv --svg "$dir/none.svg"
+refuses 1 "layers=N and experts=N make a shape smaller" bench --shape pro $quick --context 0 --batch 1
+
+[ "$failures" -eq 0 ] || { echo "$failures failures"; exit 1; }
+echo "all passed"
