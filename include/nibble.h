@@ -213,6 +213,8 @@ struct nib_generate_args {
     struct nib_seq     *seq;       /* continues at its present length */
     const int32_t      *prompt;    /* [n_prompt] appended first; at least one */
     int32_t             n_prompt;
+    const int32_t      *before;    /* [n_before] tokens that the sequence holds already, for the penalties; not NULL if n_before > 0 */
+    int32_t             n_before;
     int32_t             n_max;     /* tokens to generate at most; 0: until the context is full */
     const int32_t      *stop_id;   /* [n_stop] end generation; not NULL if n_stop > 0 */
     int32_t             n_stop;

@@ -48,6 +48,15 @@ static bool is_stop(const struct nib_generate_args *a, int32_t token)
     return false;
 }
 
+static enum nib_status check_ids(const struct nib_engine *e, const char *what, const int32_t *id, int32_t n, struct nib_error *err)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (id[i] < 0 || id[i] >= e->model->config.vocab)
+            return nib_error_set(err, NIB_E_ARGUMENT, "%s %" PRId32 " is %" PRId32 ", wanted 0 to %" PRId32, what, i, id[i],
+                                 e->model->config.vocab - 1);
+    return NIB_OK;
+}
+
 static enum nib_status check_args(struct nib_engine *e, const struct nib_generate_args *a, struct nib_error *err)
 {
     NIB_TRY(nib_sampling_check(&a->sampling, err));
@@ -56,6 +65,8 @@ static enum nib_status check_args(struct nib_engine *e, const struct nib_generat
     if (a->n_prompt < 1 || a->n_max < 0 || a->n_stop < 0)
         return nib_error_set(err, NIB_E_ARGUMENT, "n_prompt is %" PRId32 ", n_max %" PRId32 ", n_stop %" PRId32
                              "; wanted at least 1, 0 and 0", a->n_prompt, a->n_max, a->n_stop);
+    if (a->n_before < 0)
+        return nib_error_set(err, NIB_E_ARGUMENT, "n_before is %" PRId32 ", wanted at least 0", a->n_before);
     if (a->n_drafts != NIB_DRAFTS_AUTO && (a->n_drafts < 0 || a->n_drafts > e->options.n_drafts))
         return nib_error_set(err, NIB_E_ARGUMENT, "n_drafts is %" PRId32 ", wanted 0 to %" PRId32 ", the engine's own", a->n_drafts,
                              e->options.n_drafts);
@@ -63,11 +74,8 @@ static enum nib_status check_args(struct nib_engine *e, const struct nib_generat
     if (a->n_prompt > free_tokens)
         return nib_error_set(err, NIB_E_LIMIT, "the prompt is %" PRId32 " tokens and the sequence holds %" PRId32
                              "; the context is %" PRId32, a->n_prompt, a->seq->state.length, e->options.n_ctx);
-    for (int32_t i = 0; i < a->n_prompt; i++)
-        if (a->prompt[i] < 0 || a->prompt[i] >= e->model->config.vocab)
-            return nib_error_set(err, NIB_E_ARGUMENT, "prompt token %" PRId32 " is %" PRId32 ", wanted 0 to %" PRId32, i, a->prompt[i],
-                                 e->model->config.vocab - 1);
-    return NIB_OK;
+    NIB_TRY(check_ids(e, "prompt token", a->prompt, a->n_prompt, err));
+    return check_ids(e, "token before the prompt", a->before, a->n_before, err);
 }
 
 /* What one call of nib_generate() is doing. */
@@ -193,6 +201,8 @@ enum nib_status nib_generate(struct nib_engine *e, const struct nib_generate_arg
     *r = (struct nib_generate_result){.reason = NIB_STOP_LENGTH};
     NIB_TRY(check_args(e, a, err));
     nib_past_start(&g.past, e, &a->sampling);
+    for (int32_t i = 0; i < a->n_before; i++)
+        nib_past_add(&g.past, a->before[i], false);
     for (int32_t i = 0; i < a->n_prompt; i++)
         nib_past_add(&g.past, a->prompt[i], false);
     nib_draft_auto_restart(&e->drafts.chooser);
