@@ -1,4 +1,5 @@
-/* nibble run: one prompt, one answer. The prompt is built in run_prompt.c, the answer is shown by run_stream.c. */
+/* nibble run: one prompt, one answer, or a conversation (chat.c). The prompt is built in run_prompt.c, the answer is
+ * shown by run_stream.c. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,6 +7,7 @@
 #include <unistd.h>
 
 #include "arguments.h"
+#include "chat.h"
 #include "cli.h"
 #include "nibble.h"
 #include "output.h"
@@ -25,6 +27,7 @@ struct run_options {
 struct run {
     struct stream   stream;
     struct progress progress;
+    bool            done; /* the calls are complete */
 };
 
 static volatile sig_atomic_t interrupted;
@@ -49,7 +52,10 @@ static bool on_token(void *user, int32_t token, float logprob)
 
     (void)logprob;
     progress_finish(&r->progress);
-    return stream_token(&r->stream, token) && !interrupted;
+    if (!stream_token(&r->stream, token))
+        return false;
+    r->done = stream_done(&r->stream);
+    return !r->done && !interrupted;
 }
 
 static bool on_prefill(void *user, int32_t done, int32_t total)
@@ -90,16 +96,35 @@ static const char *stop_name(enum nib_stop_reason reason)
     return "unknown";
 }
 
+static json_t *calls_json(const struct nib_reply *reply)
+{
+    json_t *calls = json_array();
+
+    for (int32_t i = 0; reply && i < reply->n_calls; i++) {
+        const struct nib_reply_call *c = &reply->call[i];
+        (void)json_array_append_new(calls, json_pack("{s:s%, s:s%}", "name", c->name.data, c->name.n, "arguments",
+                                                     c->arguments.data, c->arguments.n));
+    }
+    return calls;
+}
+
 static int print_json(const struct stream *stream, const struct nib_generate_result *r)
 {
-    return output_json(json_pack("{s:s%, s:s%, s:i, s:i, s:i, s:i, s:s, s:o, s:o}", "text",
-                                 stream->answer.data ? stream->answer.data : "", stream->answer.n, "reasoning",
-                                 stream->reasoning.data ? stream->reasoning.data : "", stream->reasoning.n,
-                                 "prompt_tokens", r->n_prompt, "generated_tokens", r->n_generated,
-                                 "drafted_tokens", r->n_drafted, "accepted_tokens", r->n_accepted, "stop",
-                                 stop_name(r->reason), "prefill_tok_s",
-                                 output_real(prefill_rate(r)), "decode_tok_s",
-                                 output_real(decode_rate(r))));
+    const struct nib_reply *reply = stream_reply(stream);
+    size_t                  n = 0;
+    const char             *content = stream_content(stream, &n);
+    const struct nib_text   none = {0}, *reasoning = reply ? &reply->reasoning : &none;
+
+    json_t *o = json_pack("{s:s%, s:s%, s:i, s:i, s:i, s:i, s:s, s:o, s:o}", "text", content, n, "reasoning",
+                          reasoning->data ? reasoning->data : "", reasoning->n, "prompt_tokens", r->n_prompt,
+                          "generated_tokens", r->n_generated, "drafted_tokens", r->n_drafted, "accepted_tokens",
+                          r->n_accepted, "stop", stop_name(r->reason), "prefill_tok_s", output_real(prefill_rate(r)),
+                          "decode_tok_s", output_real(decode_rate(r)));
+    if (o && stream->options.tools && json_object_set_new(o, "tool_calls", calls_json(reply)) != 0) {
+        json_decref(o);
+        o = NULL;
+    }
+    return output_json(o);
 }
 
 /* What the model's own generation_config.json says, where the command line says nothing. */
@@ -120,17 +145,27 @@ static int choose_sampling(const struct session *s, struct run_options *o)
     return status == NIB_OK ? CLI_OK : session_fail(status, &err);
 }
 
-static int generate(struct session *s, struct run_options *o, const struct nib_ids *ids)
+static int32_t n_drafts(const struct run_options *o)
 {
+    return o->engine.drafts < CLI_DRAFTS_AUTO ? o->engine.drafts : NIB_DRAFTS_AUTO;
+}
+
+static int generate(struct session *s, struct run_options *o, const struct nib_ids *ids, bool has_tools)
+{
+    const struct stream_options shown = {.raw = o->prompt.raw, .thinking = !o->prompt.raw && o->prompt.think > 0,
+                                         .tools = has_tools, .print = !o->json};
     struct nib_generate_result result = {0};
     struct nib_error           err = {0};
-    struct run                 r;
+    struct run                 r = {0};
     int                        code = CLI_OK;
 
     if (ids->n >= (size_t)s->n_ctx)
         return cli_fail("the prompt has %zu tokens, which leaves no room in the context of %d; see --ctx", ids->n,
                         s->n_ctx);
-    stream_open(&r.stream, s->tokenizer, s->info->eos_id, !o->prompt.raw && o->prompt.think > 0, !o->json);
+    if (!stream_open(&r.stream, s->tokenizer, s->info->eos_id, &shown)) {
+        stream_close(&r.stream);
+        return cli_fail_memory();
+    }
     catch_interrupt();
     struct nib_generate_args args = {
         .seq = s->seq,
@@ -140,7 +175,7 @@ static int generate(struct session *s, struct run_options *o, const struct nib_i
         .stop_id = &s->info->eos_id,
         .n_stop = 1,
         .sampling = o->sampling,
-        .n_drafts = o->engine.drafts < CLI_DRAFTS_AUTO ? o->engine.drafts : NIB_DRAFTS_AUTO,
+        .n_drafts = n_drafts(o),
         .on_token = on_token,
         .on_prefill = on_prefill,
         .user = &r,
@@ -148,7 +183,9 @@ static int generate(struct session *s, struct run_options *o, const struct nib_i
     progress_start(&r.progress, "reading the prompt", "tok");
     enum nib_status status = nib_generate(s->engine, &args, &result, &err);
     progress_finish(&r.progress);
-    bool ended = stream_end(&r.stream);
+    if (r.done)
+        result.reason = NIB_STOP_ID;
+    bool ended = stream_end(&r.stream, result.reason == NIB_STOP_ID ? NIB_CHAT_END_STOP : NIB_CHAT_END_LENGTH);
 
     if (status != NIB_OK)
         code = interrupted ? CLI_FAILED : session_fail(status, &err);
@@ -164,22 +201,40 @@ static int generate(struct session *s, struct run_options *o, const struct nib_i
     return code;
 }
 
-static int run(struct session *s, struct run_options *o)
+static int answer_one(struct session *s, struct run_options *o)
 {
     struct nib_ids ids = {0};
-    int            code = session_open(s, &o->engine);
+    bool           has_tools = false;
+
+    int code = prompt_encode(s, &o->prompt, &ids, &has_tools);
+    if (code == CLI_OK)
+        code = session_open_engine(s, 0, false);
+    if (code == CLI_OK)
+        code = generate(s, o, &ids, has_tools);
+    nib_ids_free(&ids);
+    return code;
+}
+
+static int converse(struct session *s, struct run_options *o)
+{
+    const struct chat_options chat = {
+        .prompt = &o->prompt, .sampling = &o->sampling, .n_max = o->n_max, .n_drafts = n_drafts(o)};
+
+    s->forks = true;
+    int code = session_open_engine(s, 0, false);
+    return code == CLI_OK ? chat_run(s, &chat) : code;
+}
+
+static int run(struct session *s, struct run_options *o, bool chat)
+{
+    int code = session_open(s, &o->engine);
 
     if (code == CLI_OK)
         code = choose_sampling(s, o);
     if (code == CLI_OK)
         code = session_open_tokenizer(s);
     if (code == CLI_OK)
-        code = prompt_encode(s, &o->prompt, &ids);
-    if (code == CLI_OK)
-        code = session_open_engine(s, 0, false);
-    if (code == CLI_OK)
-        code = generate(s, o, &ids);
-    nib_ids_free(&ids);
+        code = chat ? converse(s, o) : answer_one(s, o);
     return code;
 }
 
@@ -202,6 +257,8 @@ int cmd_run(int argc, char **argv)
          .help = "a system message before it"},
         {.name = "--think", .kind = CLI_KIND_CHOICE, .value = &o.prompt.think, .given = &o.prompt.think_given,
          .choices = think_names, .help = "let the model reason first; off"},
+        {.name = "--tools", .kind = CLI_KIND_TEXT, .value = &o.prompt.tools, .metavar = "FILE",
+         .help = "functions that the model may call, a JSON array as in OpenAI's requests"},
         {.name = "--chat-profile", .kind = CLI_KIND_CHOICE, .value = &o.prompt.profile,
          .given = &o.prompt.profile_given, .choices = profile_names,
          .help = "which release's prompt rules; auto: from the checkpoint folder"},
@@ -213,7 +270,7 @@ int cmd_run(int argc, char **argv)
         {.name = "--json", .kind = CLI_KIND_FLAG, .value = &o.json,
          .help = "print the answer when it is complete, as JSON: text, reasoning, prompt_tokens,\n"
                  "generated_tokens, drafted_tokens, accepted_tokens, stop (stop or length),\n"
-                 "prefill_tok_s, decode_tok_s"},
+                 "prefill_tok_s, decode_tok_s; with --tools also tool_calls"},
         {.name = "--drafts", .kind = CLI_KIND_CHOICE, .value = &o.engine.drafts, .choices = cli_draft_names,
          .help = "tokens that the MTP block guesses ahead in a step; changes the speed, not the text\n"
                  "(docs/drafts.md); auto: as many as pay; 0"},
@@ -246,19 +303,21 @@ int cmd_run(int argc, char **argv)
     };
     const struct cli_syntax syntax = {
         .command = "run",
-        .usage = "[-m DIR] (-p TEXT | -f FILE) [options]",
-        .about = "Answers a prompt. The answer is written to standard output as it comes; the rates of prefill and\n"
-                 "decode follow on standard error. Reasoning (--think) is dimmed on a terminal; elsewhere it is\n"
-                 "written as the model writes it, up to </think>.",
+        .usage = "[-m DIR] [-p TEXT | -f FILE] [options]",
+        .about = "Answers a prompt. Without one, on a terminal, it is a conversation; /help there lists its commands.\n"
+                 "The answer is written to standard output as it comes; the rates of prefill and decode follow on\n"
+                 "standard error. Reasoning (--think) is dimmed on a terminal; elsewhere it is written as the model\n"
+                 "writes it, up to </think>.",
         .groups = groups,
         .n_groups = 3,
     };
     if (!cli_parse(&syntax, argc, argv, &code))
         return code;
-    code = prompt_check(&o.prompt);
+    const bool chat = !o.prompt.text && !o.prompt.file && !o.prompt.raw && !o.json && isatty(0) == 1 && isatty(1) == 1;
+    code = prompt_check(&o.prompt, chat);
     if (code != CLI_OK)
         return code;
-    code = run(&s, &o);
+    code = run(&s, &o, chat);
     session_close(&s);
     return code;
 }

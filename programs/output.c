@@ -4,6 +4,9 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 
@@ -20,6 +23,20 @@ int output_json(json_t *object)
     json_decref(object);
     (void)putchar('\n');
     return failed ? cli_fail("the result cannot be printed as JSON") : CLI_OK;
+}
+
+bool output_is_screen(int fd)
+{
+    const char *terminal = getenv("TERM");
+
+    return isatty(fd) == 1 && terminal && *terminal && strcmp(terminal, "dumb") != 0;
+}
+
+bool output_has_colour(int fd)
+{
+    const char *unwanted = getenv("NO_COLOR");
+
+    return output_is_screen(fd) && !(unwanted && *unwanted);
 }
 
 static const char *scaled(char out[32], double value, double step, const char *const *units, size_t n_units)

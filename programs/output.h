@@ -3,6 +3,7 @@
 #define NIB_OUTPUT_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,6 +13,11 @@ json_t *output_real(double value);
 /* Print the object on standard output, keys in the order in which they were set, floats with the nine digits that
  * give back the same float; then release it. Returns an exit code; a NULL object counts as memory used up. */
 int output_json(json_t *object);
+
+/* Whether a file descriptor is a terminal on which the cursor can be moved (by TERM); and whether colours are wanted there too
+ * (by NO_COLOR). */
+bool output_is_screen(int fd);
+bool output_has_colour(int fd);
 
 /* "1.5 GiB", "117 B". Returns out. */
 const char *output_bytes(char out[32], uint64_t bytes);

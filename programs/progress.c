@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <sys/ioctl.h>
 #include <time.h>
-#include <unistd.h>
+
+#include "output.h"
 
 #define QUIET_S  1.0 /* tasks shorter than this show nothing */
 #define REDRAW_S 0.1
@@ -20,7 +21,7 @@ double progress_clock_s(void)
 
 void progress_start(struct progress *p, const char *what, const char *unit)
 {
-    *p = (struct progress){.what = what, .unit = unit, .start_s = progress_clock_s(), .enabled = isatty(2) == 1};
+    *p = (struct progress){.what = what, .unit = unit, .start_s = progress_clock_s(), .enabled = output_is_screen(2)};
 }
 
 static int terminal_columns(void)

@@ -8,17 +8,18 @@
 #include "cli.h"
 #include "input.h"
 
-int prompt_check(const struct prompt_options *o)
+int prompt_check(const struct prompt_options *o, bool chat)
 {
     const char *chat_only = o->system          ? "--system"
                             : o->think_given   ? "--think"
                             : o->profile_given ? "--chat-profile"
                             : o->allow_control ? "--allow-control-tokens"
+                            : o->tools         ? "--tools"
                                                : NULL;
 
     if (o->text && o->file)
         return cli_usage("run: -p and -f both give a prompt; wanted one of them");
-    if (!o->text && !o->file)
+    if (!o->text && !o->file && !chat)
         return cli_usage("run: no prompt; give one with -p TEXT or -f FILE");
     if (o->raw && chat_only)
         return cli_usage("run: --raw takes the prompt as it is, so %s does not go with it", chat_only);
@@ -43,8 +44,7 @@ static int read_prompt(const struct prompt_options *o, const char **text, size_t
     return CLI_OK;
 }
 
-/* Append {"role": ..., "content": ...}; returns an exit code. */
-static int add_message(json_t *messages, const char *what, const char *role, const char *text, size_t n_bytes)
+int prompt_add_message(json_t *messages, const char *what, const char *role, const char *text, size_t n_bytes)
 {
     size_t valid = input_utf8_valid_bytes(text, n_bytes);
 
@@ -57,7 +57,7 @@ static int add_message(json_t *messages, const char *what, const char *role, con
     return CLI_OK;
 }
 
-static int choose_profile(const struct session *s, const struct prompt_options *o, enum nib_chat_profile *out)
+int prompt_profile(const struct session *s, const struct prompt_options *o, enum nib_chat_profile *out)
 {
     struct nib_error err = {0};
     bool             guessed = false;
@@ -77,37 +77,29 @@ static int choose_profile(const struct session *s, const struct prompt_options *
     return CLI_OK;
 }
 
-static int render(const struct session *s, const struct prompt_options *o, const char *text, size_t n_bytes,
-                  struct nib_prompt *out)
+int prompt_read_tools(const struct prompt_options *o, char **out)
 {
-    struct nib_chat_options options;
-    struct nib_error        err = {0};
-    json_t                 *messages = json_array();
-    char                   *rendered = NULL;
-    int                     code = CLI_OK;
+    json_error_t problem;
+    size_t       n_bytes = 0;
 
-    nib_chat_options_init(&options);
-    options.thinking = o->think > 0;
-    options.effort = (enum nib_effort)o->think;
-    options.add_generation_prompt = true;
-    code = choose_profile(s, o, &options.profile);
-    if (code == CLI_OK && o->system)
-        code = add_message(messages, "--system", "system", o->system, strlen(o->system));
-    if (code == CLI_OK)
-        code = add_message(messages, o->text ? "-p" : "-f", "user", text, n_bytes);
-    if (code == CLI_OK) {
-        rendered = json_dumps(messages, JSON_COMPACT);
-        if (!rendered)
-            code = cli_fail_memory();
-    }
-    if (code == CLI_OK) {
-        enum nib_status status = nib_chat_encode(&options, rendered, NULL, NULL, out, &err);
-        if (status != NIB_OK)
-            code = session_fail(status, &err);
-    }
-    free(rendered);
-    json_decref(messages);
-    return code;
+    *out = NULL;
+    if (!o->tools)
+        return CLI_OK;
+    if (!input_read_file("--tools", o->tools, out, &n_bytes))
+        return CLI_FAILED;
+    json_t      *tools = json_loadb(*out, n_bytes, 0, &problem);
+    const bool   is_json = tools != NULL, is_array = json_is_array(tools);
+    const size_t n = json_array_size(tools);
+    json_decref(tools);
+    if (is_array && n > 0)
+        return CLI_OK;
+    free(*out);
+    *out = NULL;
+    if (is_array)
+        return CLI_OK;
+    if (is_json)
+        return cli_fail("--tools: '%s' is not a JSON array of tools", o->tools);
+    return cli_fail("--tools: '%s', line %d, column %d: %s", o->tools, problem.line, problem.column, problem.text);
 }
 
 static int encode(const struct session *s, const char *text, size_t n_bytes, const struct nib_range *literal,
@@ -140,27 +132,60 @@ static int encode_raw(const struct session *s, const char *text, size_t n_bytes,
     return code;
 }
 
-static int encode_chat(const struct session *s, const struct prompt_options *o, const char *text, size_t n_bytes,
-                       struct nib_ids *out)
+int prompt_render(const struct session *s, const struct prompt_rules *r, const char *messages, const char *tools,
+                  struct nib_prompt *text, struct nib_ids *ids)
 {
-    struct nib_prompt prompt = {0};
-    int               code = render(s, o, text, n_bytes, &prompt);
+    struct nib_chat_options options;
+    struct nib_error        err = {0};
 
+    nib_chat_options_init(&options);
+    options.profile = r->profile;
+    options.thinking = r->think > 0;
+    options.effort = (enum nib_effort)r->think;
+    options.add_generation_prompt = true;
+    enum nib_status status = nib_chat_encode(&options, messages, tools, NULL, text, &err);
+    if (status != NIB_OK)
+        return session_fail(status, &err);
+    return encode(s, text->text.data, text->text.n, text->content, r->allow_control ? 0 : text->n_content, ids);
+}
+
+static int encode_chat(const struct session *s, const struct prompt_options *o, const char *text, size_t n_bytes,
+                       struct nib_ids *out, bool *has_tools)
+{
+    struct prompt_rules rules = {.think = o->think, .allow_control = o->allow_control};
+    struct nib_prompt   prompt = {0};
+    json_t             *messages = json_array();
+    char               *dumped = NULL, *tools = NULL;
+
+    int code = prompt_profile(s, o, &rules.profile);
     if (code == CLI_OK)
-        code = encode(s, prompt.text.data, prompt.text.n, prompt.content, o->allow_control ? 0 : prompt.n_content, out);
+        code = prompt_read_tools(o, &tools);
+    if (code == CLI_OK && o->system)
+        code = prompt_add_message(messages, "--system", "system", o->system, strlen(o->system));
+    if (code == CLI_OK)
+        code = prompt_add_message(messages, o->text ? "-p" : "-f", "user", text, n_bytes);
+    if (code == CLI_OK) {
+        dumped = json_dumps(messages, JSON_COMPACT);
+        code = dumped ? prompt_render(s, &rules, dumped, tools, &prompt, out) : cli_fail_memory();
+    }
+    *has_tools = tools != NULL;
+    free(tools);
+    free(dumped);
     nib_prompt_free(&prompt);
+    json_decref(messages);
     return code;
 }
 
-int prompt_encode(struct session *s, const struct prompt_options *o, struct nib_ids *out)
+int prompt_encode(struct session *s, const struct prompt_options *o, struct nib_ids *out, bool *has_tools)
 {
     const char *text = NULL;
     char       *owned = NULL;
     size_t      n_bytes = 0;
 
+    *has_tools = false;
     int code = read_prompt(o, &text, &n_bytes, &owned);
     if (code == CLI_OK)
-        code = o->raw ? encode_raw(s, text, n_bytes, out) : encode_chat(s, o, text, n_bytes, out);
+        code = o->raw ? encode_raw(s, text, n_bytes, out) : encode_chat(s, o, text, n_bytes, out, has_tools);
     free(owned);
     return code;
 }

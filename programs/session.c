@@ -11,6 +11,9 @@
 #include "cli.h"
 #include "progress.h"
 
+/* As nibble.h has them: the context where none is asked for, and the tokens of a page. */
+enum { CTX_DEFAULT = 8192, PAGE_TOKENS = 128 };
+
 int session_fail(enum nib_status status, const struct nib_error *err)
 {
     if (err && err->text[0])
@@ -95,6 +98,12 @@ int session_engine_options(const struct session *s, int32_t n_rows_max, bool mtp
     out->kv = (enum nib_kv)o->kv;
     out->numerics = (enum nib_numerics)o->numerics;
     out->mtp = mtp;
+    if (s->forks) {
+        /* A fork and its original differ in one page besides those that only one of them has. */
+        const int32_t n_ctx = o->ctx > 0 ? o->ctx : s->info->n_ctx_max < CTX_DEFAULT ? s->info->n_ctx_max : CTX_DEFAULT;
+        out->n_seqs_max = 2;
+        out->n_kv_pages = (n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS + 2;
+    }
     out->n_drafts = o->drafts < CLI_DRAFTS_AUTO ? o->drafts : s->info->has_mtp ? CLI_DRAFTS_MAX : 0;
     out->trace = o->trace;
     out->compare = o->compare ? "ref" : NULL;

@@ -14,6 +14,7 @@ struct session {
     const char                      *dir; /* of the checkpoint */
     char                             dir_buffer[4096];
     bool                             bundled; /* no -m was given */
+    bool                             forks;   /* set before the engine is opened: room for one fork of the sequence */
     struct nib_model                *model;
     const struct nib_model_info     *info;
     struct nib_tokenizer            *tokenizer;
