@@ -44,7 +44,8 @@ enum nib_status {
     NIB_E_STATE,       /* not possible in the object's present state */
     NIB_E_NUMERIC,     /* NaN where a number is needed */
     NIB_E_DEVICE,      /* the device failed; the engine must be reopened */
-    NIB_E_CANCELLED    /* a callback asked to stop */
+    NIB_E_CANCELLED,   /* a callback asked to stop */
+    NIB_E_TIME         /* a time limit passed */
 };
 
 const char *nib_status_name(enum nib_status s); /* "ok", "argument", ... */
@@ -451,10 +452,11 @@ struct nib_logit_bias {
 };
 
 struct nib_request_result {
-    enum nib_status      status; /* NIB_E_CANCELLED, or why the request failed */
+    enum nib_status      status; /* NIB_E_CANCELLED, NIB_E_TIME, or why the request failed */
     enum nib_stop_reason reason; /* with NIB_OK */
     int32_t              n_prompt, n_cached, n_generated; /* n_cached: tokens of the prompt that were kept from before */
     int32_t              n_preempted;                     /* times it had to give up its place */
+    bool                 was_run;                         /* it did not only wait */
     double               queue_s, first_token_s, total_s; /* since it was submitted: until run, until a token, until the end */
 };
 
@@ -471,6 +473,9 @@ struct nib_request_args {
     int32_t                     n_top;   /* likeliest tokens told with each; at most 20 */
     const int32_t              *allowed; /* [n_allowed] as in struct nib_next, for the first token; not copied */
     int32_t                     n_allowed;
+    /* Seconds since it was submitted; 0: any time. Still waiting after the first: NIB_E_TIME. After the second: NIB_E_TIME without a token,
+     * else its end, NIB_STOP_LENGTH. */
+    double                      wait_s_max, total_s_max;
     uint64_t                    salt;    /* kept beginnings are shared among requests of one salt only */
     void (*on_token)(void *user, const struct nib_drawn_token *token, struct nib_next *next);
     void (*on_end)(void *user, const struct nib_request_result *result); /* exactly once for each submitted request, last */

@@ -10,10 +10,10 @@
 
 #include "arguments.h"
 #include "cli.h"
-#include "complete.h"
 #include "input.h"
 #include "nibble.h"
 #include "server/serve.h"
+#include "server/serve_config.h"
 #include "session.h"
 
 enum { PAGE_TOKENS = 128 };
@@ -92,6 +92,25 @@ static void plan_memory(const struct session *s, const struct serve_command *c, 
     o->n_kv_pages = pages < 1 ? 1 : pages > 1e9 ? 1000000000 : (int32_t)pages;
 }
 
+/* What is in force. */
+static void log_settings(const struct session *s, const struct serve_command *c, const struct serve *serve,
+                         const struct nib_server_options *so)
+{
+    static const char *const     kv_names[] = {"f32", "bf16", "fp8", "nvfp4"}, *const quant_names[] = {"auto", "none", "fp8", "nvfp4"};
+    const struct nib_options    *r = nib_engine_options(s->engine);
+    const struct serve_settings *o = &c->settings;
+    cli_note("serving '%s' from %s: backend %s, threads %d, context %d, kv %s, act-quant %s, numerics %s, drafts %s", serve->name, s->dir,
+             r->backend, (int)r->n_threads, (int)r->n_ctx, kv_names[r->kv], quant_names[r->act_quant],
+             r->numerics == NIB_NUMERICS_RELEASE ? "release" : "model", so->n_drafts == 0 ? "0" : cli_draft_names[c->engine.drafts]);
+    cli_note("limits: %d requests at once, %d waiting, %d prompt tokens a step, %d KV pages of %d tokens, %d kept beginnings, bodies of %d MiB, "
+             "%d MiB unsent", (int)so->n_running_max, (int)so->n_waiting_max, (int)so->n_prefill_max, (int)r->n_kv_pages, PAGE_TOKENS,
+             (int)(r->n_seqs_max - so->n_running_max), (int)o->max_body_mb, (int)o->max_unsent_mb);
+    cli_note("seconds (0: any): queue %d, request %d, receive %d, idle %d, drain %d; %s; CORS %s; control tokens in messages are %s",
+             (int)o->queue_timeout_s, (int)o->request_timeout_s, (int)o->receive_timeout_s, (int)o->idle_timeout_s, (int)o->drain_timeout_s,
+             serve->n_keys ? "API keys asked for" : "no API key", o->cors ? o->cors : "off",
+             o->allow_control_tokens ? "taken as such" : "plain text");
+}
+
 static int open_engine(struct session *s, const struct serve_command *c, struct serve *serve)
 {
     struct nib_options        o;
@@ -115,13 +134,7 @@ static int open_engine(struct session *s, const struct serve_command *c, struct 
     status = nib_server_open(s->engine, &so, &serve->engine, &err);
     if (status != NIB_OK)
         return session_fail(status, &err);
-    const struct nib_options *r = nib_engine_options(s->engine);
-    cli_note("serving '%s' from %s: backend %s, context %d, %d at once, %d waiting, %d prompt tokens a step, %d KV pages of "
-             "%d tokens, %d kept beginnings, drafts %s, %s",
-             serve->name, s->dir, r->backend, (int)r->n_ctx, (int)so.n_running_max, (int)so.n_waiting_max,
-             (int)so.n_prefill_max, (int)r->n_kv_pages, PAGE_TOKENS, (int)(r->n_seqs_max - so.n_running_max),
-             so.n_drafts == 0 ? "0" : cli_draft_names[c->engine.drafts],
-             serve->n_keys ? "API keys asked for" : "no API key");
+    log_settings(s, c, serve, &so);
     return CLI_OK;
 }
 
@@ -237,65 +250,14 @@ static int run(const struct serve_command *c)
     return code;
 }
 
-/* ---- The configuration file ---- */
-
-/* Lines "name value" or "name = value" become options in front of the command line's, which therefore count. */
-static int add_config(const char *path, int argc, char **argv, int *n_out, char ***out, char **text)
-{
-    size_t n = 0;
-    int    n_args = 0;
-
-    if (!input_read_file("--config", path, text, &n))
-        return CLI_FAILED;
-    size_t n_lines = 1;
-    for (char *c = *text; *c; c++)
-        n_lines += *c == '\n';
-    char **args = calloc(n_lines + (size_t)argc + 1, sizeof *args);
-    if (!args)
-        return cli_fail_memory();
-    args[n_args++] = argv[0];
-    for (char *line = strtok(*text, "\n"); line; line = strtok(NULL, "\n")) {
-        char  *name = line + strspn(line, " \t-");
-        size_t length = strcspn(name, " \t=\r");
-        char  *value = name + length + strspn(name + length, " \t=\r");
-        size_t n_value = strlen(value);
-        while (n_value > 0 && strchr(" \t\r", value[n_value - 1]))
-            n_value--;
-        if (length == 0 || *name == '#')
-            continue;
-        char *option = malloc(length + n_value + 4);
-        if (!option) {
-            free(args);
-            return cli_fail_memory();
-        }
-        (void)sprintf(option, n_value ? "--%.*s=%.*s" : "--%.*s", (int)length, name, (int)n_value, value);
-        args[n_args++] = option;
-    }
-    for (int i = 1; i < argc; i++)
-        args[n_args++] = argv[i];
-    *n_out = n_args;
-    *out = args;
-    return CLI_OK;
-}
-
-static const char *find_config(int argc, char **argv)
-{
-    for (int i = 1; i < argc; i++) {
-        if (strncmp(argv[i], "--config=", 9) == 0)
-            return argv[i] + 9;
-        if (strcmp(argv[i], "--config") == 0 && i + 1 < argc)
-            return argv[i + 1];
-    }
-    return NULL;
-}
-
-static int serve_command(int argc, char **argv)
+static int serve_command(int argc, char **argv, struct serve_config *config)
 {
     static const char *const profile_names[] = {"auto", "ga", "preview", NULL};
     static const char *const level_names[] = {"quiet", "info", NULL};
     struct serve_command     c = {
             .settings = {.host = "127.0.0.1", .port = 8000, .n_running = 16, .n_waiting = 256, .n_prefill = 512,
-                         .max_body_mb = 64, .drain_timeout_s = 30, .log_level = 1},
+                         .max_body_mb = 64, .max_unsent_mb = 8, .log_level = 1, .drain_timeout_s = 30, .queue_timeout_s = 600,
+                         .receive_timeout_s = 30, .idle_timeout_s = 60},
             .cache_gib = -1};
     int code;
 
@@ -338,6 +300,16 @@ static int serve_command(int argc, char **argv)
                  "speed, not the text (docs/drafts.md); auto: as many as pay; 0"},
         {.name = "--max-body-mb", .kind = CLI_KIND_COUNT, .value = &c.settings.max_body_mb, .low = 1, .high = 2047,
          .metavar = "N", .help = "size of a request; 64"},
+        {.name = "--max-unsent-mb", .kind = CLI_KIND_COUNT, .value = &c.settings.max_unsent_mb, .low = 1, .high = 2047,
+         .metavar = "N", .help = "a stream of which its client leaves more unread ends; 8"},
+        {.name = "--queue-timeout", .kind = CLI_KIND_COUNT, .value = &c.settings.queue_timeout_s, .low = 0, .high = 86400,
+         .metavar = "S", .help = "seconds that a request may wait to be begun; 600, 0: any"},
+        {.name = "--request-timeout", .kind = CLI_KIND_COUNT, .value = &c.settings.request_timeout_s, .low = 0, .high = 86400,
+         .metavar = "S", .help = "seconds that a request may take; it then ends as if by its length; 0: any"},
+        {.name = "--receive-timeout", .kind = CLI_KIND_COUNT, .value = &c.settings.receive_timeout_s, .low = 1, .high = 3600,
+         .metavar = "S", .help = "seconds for a request to arrive, and more where it comes at 16 KiB/s; 30"},
+        {.name = "--idle-timeout", .kind = CLI_KIND_COUNT, .value = &c.settings.idle_timeout_s, .low = 1, .high = 3600,
+         .metavar = "S", .help = "seconds without a byte that end a connection; 60"},
         {.name = "--drain-timeout", .kind = CLI_KIND_COUNT, .value = &c.settings.drain_timeout_s, .low = 0, .high = 86400,
          .metavar = "S", .help = "seconds that running requests have when the server is told to end; 30"},
     };
@@ -354,25 +326,15 @@ static int serve_command(int argc, char **argv)
         .groups = groups,
         .n_groups = 3,
     };
-    if (!cli_parse(&syntax, argc, argv, &code))
+    if (!serve_config_apply(config, argc, argv, &syntax, &code) || !cli_parse(&syntax, argc, argv, &code))
         return code;
     return run(&c);
 }
 
 int cmd_serve(int argc, char **argv)
 {
-    const char *config = cli_completing.n > 0 ? NULL : find_config(argc, argv);
-    char      **args = NULL, *text = NULL;
-    int         n_args = 0, code = CLI_OK;
-
-    if (!config)
-        return serve_command(argc, argv);
-    code = add_config(config, argc, argv, &n_args, &args, &text);
-    if (code == CLI_OK)
-        code = serve_command(n_args, args);
-    for (int i = 1; args && i <= n_args - argc; i++)
-        free(args[i]);
-    free(args);
-    free(text);
+    struct serve_config config = {0};
+    const int           code = serve_command(argc, argv, &config);
+    serve_config_free(&config);
     return code;
 }

@@ -19,7 +19,8 @@
 
 struct serve_settings {
     const char *host, *api_key, *api_key_file, *served_name, *cors;
-    int32_t     port, n_running, n_waiting, n_prefill, max_body_mb, drain_timeout_s, log_level;
+    int32_t     port, n_running, n_waiting, n_prefill, max_body_mb, max_unsent_mb, log_level;
+    int32_t     drain_timeout_s, queue_timeout_s, request_timeout_s, receive_timeout_s, idle_timeout_s;
     bool        allow_control_tokens;
 };
 
@@ -42,14 +43,23 @@ struct serve {
     atomic_bool                   watch_ends;
     pthread_mutex_t               lock; /* of the list */
     struct exchange              *exchanges; /* those that wait for tokens */
+    struct link                  *links;     /* every connection */
     atomic_int                    n_exchanges; /* all of them */
 };
 
 struct generation; /* serve_generate.h */
 
+/* A client's connection, and how long it may take until its next request is here. */
+struct link {
+    struct link *next, *previous; /* in serve->links */
+    int          socket;
+    double       limit; /* serve->lock */
+};
+
 struct exchange {
     struct serve           *serve;
     struct MHD_Connection  *connection;
+    struct link            *link; /* NULL without memory for one */
     const struct route     *route;
     char                    id[40]; /* request id */
     char                    client[64];
@@ -69,6 +79,7 @@ struct exchange {
     pthread_mutex_t         lock;
     struct generation      *generation;
     bool                    streams, suspended, finished; /* lock */
+    bool                    begun; /* lock; a stream's headers are out */
     struct buffer           out;      /* lock; a stream's events, or the whole answer */
     double                  last_out; /* lock; when something was last put into it */
 };
@@ -98,6 +109,8 @@ void exchange_wake(struct exchange *x);   /* with its lock held: there is someth
 void exchange_unref(struct exchange *x);
 void exchange_watch(struct exchange *x);  /* until unwatched or ended */
 void exchange_unwatch(struct exchange *x);
+void exchange_set_limit(struct exchange *x, double time); /* by when its request must be here; INFINITY: it is */
+void link_changed(void *user, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode what);
 bool watch_start(struct serve *s);
 void watch_stop(struct serve *s);
 

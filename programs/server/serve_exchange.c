@@ -7,20 +7,24 @@
 #include "serve.h"
 
 #include <arpa/inet.h>
+#include <math.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <time.h>
 
 #include "serve_generate.h"
 
 enum {
-    KEEP_ALIVE_S = 10,      /* a stream says nothing for that long: a comment */
-    WATCH_MS = 20,
-    OUT_BYTES_MAX = 8 << 20 /* of a stream whose client does not read */
+    KEEP_ALIVE_S = 10, /* a stream says nothing for that long: a comment */
+    SEND_BYTES = 128 * 1024,
+    DEAD_S = 60,       /* a peer that confirms nothing for that long is gone */
+    WATCH_MS = 20
 };
 
 double serve_now(void)
@@ -73,6 +77,9 @@ struct exchange *exchange_new(struct serve *s, struct MHD_Connection *connection
     set_client(x);
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
     x->socket = info ? info->connect_fd : -1;
+    info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    x->link = info ? info->socket_context : NULL;
+    exchange_set_limit(x, x->start + s->settings->receive_timeout_s);
     (void)atomic_fetch_add(&s->n_exchanges, 1);
     return x;
 }
@@ -140,6 +147,73 @@ void exchange_unwatch(struct exchange *x)
     (void)pthread_mutex_unlock(&s->lock);
 }
 
+/* ---- Connections ---- */
+
+void exchange_set_limit(struct exchange *x, double time)
+{
+    struct serve *s = x->serve;
+    if (!x->link)
+        return;
+    (void)pthread_mutex_lock(&s->lock);
+    x->link->limit = time;
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+/* A peer that is gone without a word is noticed while nothing is sent, and while what was sent is not confirmed. */
+static void set_up_socket(int socket)
+{
+    const int on = 1, idle_s = DEAD_S / 2, interval_s = DEAD_S / 6, n = 3;
+    const unsigned unconfirmed_ms = DEAD_S * 1000u;
+    /* What the kernel holds of a stream that is not read: without this it grows to megabytes. */
+    const int send_bytes = SEND_BYTES;
+    (void)setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof send_bytes);
+    (void)setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    (void)setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    (void)setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof interval_s);
+    (void)setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &n, sizeof n);
+    (void)setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &unconfirmed_ms, sizeof unconfirmed_ms);
+}
+
+static void link_open(struct serve *s, struct MHD_Connection *c, void **context)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    struct link *l = info ? calloc(1, sizeof *l) : NULL;
+    *context = l;
+    if (!l)
+        return;
+    l->socket = info->connect_fd;
+    set_up_socket(l->socket);
+    /* One without a byte is libmicrohttpd's to end; later than that, bytes come, but no request. */
+    l->limit = serve_now() + s->settings->idle_timeout_s + s->settings->receive_timeout_s;
+    (void)pthread_mutex_lock(&s->lock);
+    l->next = s->links;
+    if (l->next)
+        l->next->previous = l;
+    s->links = l;
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+static void link_close(struct serve *s, struct link *l)
+{
+    (void)pthread_mutex_lock(&s->lock);
+    if (l->previous)
+        l->previous->next = l->next;
+    else
+        s->links = l->next;
+    if (l->next)
+        l->next->previous = l->previous;
+    (void)pthread_mutex_unlock(&s->lock);
+    free(l);
+}
+
+void link_changed(void *user, struct MHD_Connection *c, void **context, enum MHD_ConnectionNotificationCode what)
+{
+    if (what == MHD_CONNECTION_NOTIFY_STARTED)
+        link_open(user, c, context);
+    else if (*context)
+        link_close(user, *context);
+}
+
 /* ---- The watch ---- */
 
 /* Something for a quiet stream, and an end for one that is not read. */
@@ -151,10 +225,29 @@ static void keep_alive(struct exchange *x, double time)
         x->last_out = time;
         exchange_wake(x);
     }
-    const bool too_much = x->out.n > OUT_BYTES_MAX;
+    const bool too_much = x->out.n > (size_t)x->serve->settings->max_unsent_mb << 20;
     (void)pthread_mutex_unlock(&x->lock);
-    if (too_much)
-        generation_cancel(x->generation);
+    if (!too_much)
+        return;
+    generation_cancel(x->generation);
+    (void)shutdown(x->socket, SHUT_RDWR);
+}
+
+/* A request that does not arrive. libmicrohttpd takes no answer in the middle of one, so it is put on the socket here. */
+static void drop_slow_links(struct serve *s, double time)
+{
+    static const char answer[] =
+        "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 127\r\n\r\n"
+        "{\"error\":{\"message\":\"the request did not arrive in time\",\"type\":\"timeout_error\",\"param\":null,"
+        "\"code\":\"request_not_received\"}}\n  ";
+    for (struct link *l = s->links; l; l = l->next) {
+        if (time <= l->limit)
+            continue;
+        l->limit = INFINITY;
+        (void)send(l->socket, answer, sizeof answer - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+        (void)shutdown(l->socket, SHUT_RDWR);
+        metrics_http(&s->metrics, 408);
+    }
 }
 
 /* The list is locked: an exchange in it cannot end, and its socket is still its own. */
@@ -163,6 +256,7 @@ static void look_around(struct serve *s, struct pollfd *fds, struct exchange **w
     const double time = serve_now();
     nfds_t       n = 0;
 
+    drop_slow_links(s, time);
     for (struct exchange *x = s->exchanges; x && n < N_CONNECTIONS_MAX; x = x->next) {
         keep_alive(x, time);
         fds[n] = (struct pollfd){.fd = x->socket, .events = POLLRDHUP};
@@ -194,7 +288,6 @@ static void *watch(void *user)
 
 bool watch_start(struct serve *s)
 {
-    (void)pthread_mutex_init(&s->lock, NULL);
     return pthread_create(&s->watch, NULL, watch, s) == 0;
 }
 

@@ -78,6 +78,8 @@ static void finish_generation(struct generation *g)
     struct exchange *x = g->exchange;
     x->finished = true;
     check_json(g);
+    if (g->failed && !x->begun && x->out.n == 0)
+        x->streams = g->args.streams = false; /* nothing was said yet: an error can be one of HTTP's */
     if (g->args.streams) {
         if (g->failed) {
             char *text = api_error_text(&x->error);
@@ -131,6 +133,21 @@ static void on_token(void *user, const struct nib_drawn_token *t, struct nib_nex
     (void)pthread_mutex_unlock(&x->lock);
 }
 
+static void fail_by_time(struct generation *g, const struct nib_request_result *r)
+{
+    struct exchange             *x = g->exchange;
+    const struct serve_settings *o = x->serve->settings;
+    const bool only_waited = !r->was_run && !(o->request_timeout_s > 0 && r->total_s > o->request_timeout_s);
+
+    g->failed = true;
+    if (only_waited)
+        (void)api_fail(&x->error, NULL, "queue_timeout", "not begun within --queue-timeout of %d s", (int)o->queue_timeout_s);
+    else
+        (void)api_fail(&x->error, NULL, "request_timeout", "no token within --request-timeout of %d s", (int)o->request_timeout_s);
+    x->error.status = only_waited ? 503 : 504;
+    x->error.type = only_waited ? "unavailable_error" : "timeout_error";
+}
+
 static void on_end(void *user, const struct nib_request_result *r)
 {
     struct choice     *c = user;
@@ -145,6 +162,8 @@ static void on_end(void *user, const struct nib_request_result *r)
         x->error.status = 503;
         x->error.type = "unavailable_error";
     }
+    if (r->status == NIB_E_TIME && !g->failed)
+        fail_by_time(g, r);
     if (r->status != NIB_OK && r->status != NIB_E_CANCELLED && !g->failed) {
         g->failed = true;
         (void)api_fail(&x->error, NULL, "internal_error", "generation failed: %s", nib_status_name(r->status));
@@ -196,7 +215,9 @@ static enum nib_status submit(struct choice *c, struct nib_error *err)
     const struct nib_request_args args = {
         .prompt = prompt->id, .n_prompt = (int32_t)prompt->n, .n_max = a->n_max, .n_min = a->n_min, .stop_id = a->stop_id,
         .n_stop = a->n_stop_id, .sampling = sampling, .bias = a->bias, .n_bias = a->n_bias, .n_top = a->n_top,
-        .allowed = c->allowed, .n_allowed = n_allowed, .salt = a->salt, .on_token = on_token, .on_end = on_end, .user = c};
+        .allowed = c->allowed, .n_allowed = n_allowed, .salt = a->salt,
+        .wait_s_max = g->exchange->serve->settings->queue_timeout_s, .total_s_max = g->exchange->serve->settings->request_timeout_s,
+        .on_token = on_token, .on_end = on_end, .user = c};
     (void)atomic_fetch_add(&g->exchange->n_refs, 1);
     const enum nib_status status = nib_server_submit(g->exchange->serve->engine, &args, &c->handle, err);
     if (status != NIB_OK)

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <math.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,7 @@
 
 enum {
     HEADER_BYTES_MAX = 64 * 1024,
-    IDLE_S = 60, /* without a byte moving */
+    BODY_BYTES_PER_S = 16 * 1024, /* a body that comes that fast may take as long as it needs */
     N_HTTP_THREADS = 4
 };
 
@@ -218,6 +219,7 @@ static enum MHD_Result take_body(struct exchange *x, const char *data, size_t n)
         return MHD_YES;
     }
     buffer_add(&x->body, data, n);
+    exchange_set_limit(x, x->start + x->serve->settings->receive_timeout_s + (double)x->body.n / BODY_BYTES_PER_S);
     return MHD_YES;
 }
 
@@ -238,15 +240,16 @@ static void dispatch(struct exchange *x)
     buffer_free(&x->body);
 }
 
-/* Wait for a whole answer: true if it is there. */
+/* Wait for a whole answer or for a stream's beginning: true if it is there. Until then a stream can still become an error. */
 static bool answer_is_there(struct exchange *x)
 {
     (void)pthread_mutex_lock(&x->lock);
-    const bool there = x->finished;
+    const bool there = x->finished || (x->streams && x->out.n > 0);
     if (!there) {
         x->suspended = true;
         MHD_suspend_connection(x->connection);
     }
+    x->begun = there && x->streams;
     (void)pthread_mutex_unlock(&x->lock);
     return there;
 }
@@ -255,6 +258,8 @@ static enum MHD_Result send_generated(struct exchange *x)
 {
     if (!answer_is_there(x))
         return MHD_YES;
+    if (x->begun)
+        return send_stream(x);
     exchange_unwatch(x);
     if (x->error.status)
         return send_error(x);
@@ -311,13 +316,12 @@ static enum MHD_Result handle(void *user, struct MHD_Connection *connection, con
         return MHD_YES;
     if (s->settings->cors && strcmp(method, "OPTIONS") == 0)
         return send_preflight(x);
+    exchange_set_limit(x, INFINITY);
     if (!x->error.status && !x->dispatched) {
         if (x->route->run == serve_models && strlen(url) > strlen(x->route->path))
             buffer_text(&x->body, url + strlen(x->route->path) + 1);
         dispatch(x);
     }
-    if (x->generation && x->streams && !x->error.status)
-        return send_stream(x);
     if (x->generation)
         return send_generated(x);
     if (x->error.status)
@@ -329,8 +333,8 @@ static enum MHD_Result handle(void *user, struct MHD_Connection *connection, con
 
 static void completed(void *user, struct MHD_Connection *connection, void **state, enum MHD_RequestTerminationCode why)
 {
-    struct exchange *x = *state;
-    (void)user;
+    struct exchange    *x = *state;
+    const struct serve *s = user;
     (void)connection;
     if (!x)
         return;
@@ -345,6 +349,7 @@ static void completed(void *user, struct MHD_Connection *connection, void **stat
     x->suspended = false;
     x->finished = true; /* no one reads what still comes */
     (void)pthread_mutex_unlock(&x->lock);
+    exchange_set_limit(x, serve_now() + s->settings->idle_timeout_s + s->settings->receive_timeout_s);
     exchange_unref(x);
     *state = NULL;
 }
@@ -378,13 +383,15 @@ bool serve_http_start(struct serve *s)
         (void)cli_usage("--host: '%s' is not an IPv4 or IPv6 address", s->settings->host);
         return false;
     }
+    (void)pthread_mutex_init(&s->lock, NULL);
     s->daemon = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | (is_v6 ? MHD_USE_IPv6 : 0u),
                                  (uint16_t)s->settings->port, NULL, NULL, handle, s,
                                  MHD_OPTION_SOCK_ADDR, &address,
-                                 MHD_OPTION_NOTIFY_COMPLETED, completed, NULL,
+                                 MHD_OPTION_NOTIFY_COMPLETED, completed, s,
+                                 MHD_OPTION_NOTIFY_CONNECTION, link_changed, s,
                                  MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES_MAX,
                                  MHD_OPTION_CONNECTION_LIMIT, (unsigned)N_CONNECTIONS_MAX,
-                                 MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_S,
+                                 MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->settings->idle_timeout_s,
                                  MHD_OPTION_THREAD_POOL_SIZE, (unsigned)N_HTTP_THREADS,
                                  MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_END);
     if (!s->daemon) {

@@ -26,6 +26,7 @@ const char *nib_status_name(enum nib_status s)
     case NIB_E_NUMERIC: return "numeric";
     case NIB_E_DEVICE: return "device";
     case NIB_E_CANCELLED: return "cancelled";
+    case NIB_E_TIME: return "time";
     }
     return "unknown";
 }

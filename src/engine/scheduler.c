@@ -137,6 +137,8 @@ static enum nib_status check_args(const struct nib_server *s, const struct nib_r
     NIB_TRY(nib_sampling_check(&a->sampling, err));
     if (a->n_prompt < 1)
         return nib_error_set(err, NIB_E_ARGUMENT, "n_prompt is %" PRId32 ", wanted at least 1", a->n_prompt);
+    if (!(a->wait_s_max >= 0) || !(a->total_s_max >= 0))
+        return nib_error_set(err, NIB_E_ARGUMENT, "wait_s_max and total_s_max must not be negative");
     if (a->n_max < 0 || a->n_min < 0 || a->n_stop < 0 || a->n_bias < 0)
         return nib_error_set(err, NIB_E_ARGUMENT, "n_max, n_min, n_stop and n_bias must not be negative");
     if (a->n_top < 0 || a->n_top > NIB_TOP_MAX || a->n_top > vocab)
@@ -205,8 +207,9 @@ void nib_request_close(struct nib_request *r)
 
 /* ---- The thread ---- */
 
-static void publish(struct nib_server *s)
+void nib_server_publish(struct nib_server *s)
 {
+    (void)pthread_mutex_lock(&s->lock);
     const struct nib_page_set *pages = &s->engine->rank.pool.entry;
     s->stats.n_running = s->n_running;
     s->stats.n_waiting = s->waiting.n;
@@ -216,6 +219,7 @@ static void publish(struct nib_server *s)
     s->stats.n_pages = pages->n;
     s->stats.n_pages_used = pages->n - pages->n_free;
     s->published = s->stats;
+    (void)pthread_mutex_unlock(&s->lock);
 }
 
 static void cancel_all(struct nib_server *s)
@@ -230,12 +234,13 @@ static void *run(void *user)
 {
     struct nib_server *s = user;
     for (bool busy = false, closing = false; !closing || busy;) {
+        nib_server_publish(s);
         (void)pthread_mutex_lock(&s->lock);
-        publish(s);
         while (!busy && s->inbox.n == 0 && s->waiting.n == 0 && !s->closing)
             (void)pthread_cond_wait(&s->wake, &s->lock);
         for (struct nib_request *r; (r = nib_request_pop(&s->inbox));)
             nib_request_push(&s->waiting, r, false);
+        s->published.n_waiting = s->waiting.n;
         closing = s->closing;
         (void)pthread_mutex_unlock(&s->lock);
         if (closing)

@@ -42,7 +42,6 @@ struct nib_request {
     int32_t                 logits_at, n_logits; /* its rows of logits */
     bool                    drawn;     /* together with others; else when its turn comes */
     double                  submit_time;
-    bool                    started;
     struct nib_request_result result;
 };
 
@@ -113,6 +112,9 @@ static inline int32_t nib_request_n_pending(const struct nib_request *r)
 {
     return r->n_ids - nib_seq_length(r->seq);
 }
+
+/* What nib_server_get_stats tells, and what limits the queue, becomes what is so now. */
+void nib_server_publish(struct nib_server *s);
 
 void nib_history_add(struct nib_history *h, int32_t token, bool generated);
 

@@ -28,15 +28,38 @@ static void end_running(struct nib_server *s, int32_t i, enum nib_status status,
     nib_request_finish(r, status, reason);
 }
 
-static void drop_cancelled(struct nib_server *s)
+/* Whether it is over for r whatever it has got so far, and how. */
+static bool is_over(const struct nib_request *r, double now, enum nib_status *status, enum nib_stop_reason *reason)
 {
+    const double age = now - r->submit_time;
+    *reason = NIB_STOP_CALLBACK;
+    *status = NIB_E_CANCELLED;
+    if (atomic_load(&r->cancelled))
+        return true;
+    *status = NIB_E_TIME;
+    if (r->args.wait_s_max > 0 && !r->result.was_run && age > r->args.wait_s_max)
+        return true;
+    if (!(r->args.total_s_max > 0) || age <= r->args.total_s_max)
+        return false;
+    if (r->result.n_generated > 0) {
+        *status = NIB_OK;
+        *reason = NIB_STOP_LENGTH;
+    }
+    return true;
+}
+
+static void drop_over(struct nib_server *s)
+{
+    const double now = nib_server_now();
+    enum nib_status status;
+    enum nib_stop_reason reason;
     for (int32_t i = s->n_running - 1; i >= 0; i--)
-        if (atomic_load(&s->running[i]->cancelled))
-            end_running(s, i, NIB_E_CANCELLED, NIB_STOP_CALLBACK);
+        if (is_over(s->running[i], now, &status, &reason))
+            end_running(s, i, status, reason);
     struct nib_request_list kept = {0};
     for (struct nib_request *r; (r = nib_request_pop(&s->waiting));) {
-        if (atomic_load(&r->cancelled))
-            nib_request_finish(r, NIB_E_CANCELLED, NIB_STOP_CALLBACK);
+        if (is_over(r, now, &status, &reason))
+            nib_request_finish(r, status, reason);
         else
             nib_request_push(&kept, r, false);
     }
@@ -98,8 +121,8 @@ static bool admit(struct nib_server *s, struct nib_request *r, bool *wait)
         nib_request_finish(r, status, NIB_STOP_CALLBACK);
         return true;
     }
-    if (!r->started) {
-        r->started = true;
+    if (!r->result.was_run) {
+        r->result.was_run = true;
         r->result.queue_s = nib_server_now() - r->submit_time;
         r->result.n_cached = nib_seq_length(r->seq);
         s->stats.n_prefix_queries += (uint64_t)r->args.n_prompt;
@@ -376,8 +399,9 @@ bool nib_server_round(struct nib_server *s)
 {
     struct nib_batch b;
     int32_t n_prompt_rows;
-    drop_cancelled(s);
+    drop_over(s);
     admit_waiting(s);
+    nib_server_publish(s);
     if (s->n_running == 0)
         return false;
     const double start = nib_server_now();

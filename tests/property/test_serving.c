@@ -241,6 +241,46 @@ static void test_edits(void **state)
     free(j);
 }
 
+/* Time limits: of waiting, of a request without a token, of one with some. */
+static void test_time_limits(void **state)
+{
+    (void)state;
+    struct serving r = server_open(1, 0, 0, 64);
+    struct job *running = calloc(1, sizeof *running), *j = calloc(1, sizeof *j);
+    nib_sampling_init(&running->sampling);
+    running->n_prompt = j->n_prompt = 8;
+    running->n_max = JOB_TOKENS_MAX;
+    random_ids(running->prompt, 8);
+    random_ids(j->prompt, 8);
+    struct nib_request_args a = {.prompt = running->prompt, .n_prompt = 8, .n_max = JOB_TOKENS_MAX, .sampling = running->sampling,
+                                 .on_token = job_on_token, .on_end = job_on_end, .user = running, .total_s_max = 2};
+    assert_int_equal(nib_server_submit(r.server, &a, &running->handle, NULL), NIB_OK);
+    a.user = j;
+    a.prompt = j->prompt;
+    a.total_s_max = 0;
+    a.wait_s_max = 1e-6;
+    assert_int_equal(nib_server_submit(r.server, &a, &j->handle, NULL), NIB_OK);
+    job_wait(j);
+    assert_int_equal(j->result.status, NIB_E_TIME);
+    assert_false(j->result.was_run);
+    a.wait_s_max = 0;
+    a.total_s_max = 1e-6;
+    j->ended = false;
+    assert_int_equal(nib_server_submit(r.server, &a, &j->handle, NULL), NIB_OK);
+    job_wait(j);
+    assert_int_equal(j->result.status, NIB_E_TIME);
+    assert_int_equal(j->n_tokens, 0);
+    job_wait(running);
+    assert_int_equal(running->result.status, NIB_OK);
+    assert_int_equal(running->result.reason, NIB_STOP_LENGTH);
+    assert_true(running->n_tokens > 0 && (running->n_tokens == JOB_TOKENS_MAX || running->result.total_s > 2));
+    a.wait_s_max = NAN;
+    assert_int_equal(nib_server_submit(r.server, &a, NULL, NULL), NIB_E_ARGUMENT);
+    server_close(&r);
+    free(running);
+    free(j);
+}
+
 struct top_check {
     struct job job;
     bool       ok;
@@ -307,7 +347,7 @@ int main(void)
         cmocka_unit_test(test_too_long),            cmocka_unit_test(test_hits),
         cmocka_unit_test(test_same_prompt_at_once), cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_edits),               cmocka_unit_test(test_top_and_drain),
-        cmocka_unit_test(test_close_while_busy),
+        cmocka_unit_test(test_close_while_busy),    cmocka_unit_test(test_time_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

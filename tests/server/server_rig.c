@@ -262,3 +262,24 @@ double rig_metric(const struct rig *r, const char *name)
     reply_free(&reply);
     return value;
 }
+
+int rig_begin(const struct rig *r, const char *path, const char *body)
+{
+    char head[256];
+    int fd = rig_connect(r);
+    (void)snprintf(head, sizeof head, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n", path, strlen(body));
+    rig_send(fd, head, strlen(head));
+    rig_send(fd, body, strlen(body));
+    return fd;
+}
+
+void rig_wait_metric(const struct rig *r, const char *name, double low, double high)
+{
+    double value = rig_metric(r, name);
+    for (int i = 0; i < 3000 && !(value >= low && value <= high); i++) {
+        nap(20);
+        value = rig_metric(r, name);
+    }
+    if (!(value >= low && value <= high))
+        fail_msg("%s is %g, wanted %g to %g", name, value, low, high);
+}

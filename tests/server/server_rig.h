@@ -41,6 +41,12 @@ json_t *rig_post(const struct rig *r, const char *path, const char *body, int st
 json_t     *at(json_t *v, const char *path);
 const char *text_at(json_t *v, const char *path); /* "" if it is no string */
 
+/* A POST whose reply is not read yet, on a connection of its own. */
+int rig_begin(const struct rig *r, const char *path, const char *body);
+
+/* Wait until such a number is at least (at most) that; fails the test after a minute. */
+void rig_wait_metric(const struct rig *r, const char *name, double low, double high);
+
 /* A number from /metrics by the beginning of its line. */
 double rig_metric(const struct rig *r, const char *name);
 
