@@ -103,6 +103,7 @@ void serve_http_stop(struct serve *s);  /* after generations have ended */
 
 /* serve_exchange.c */
 double serve_now(void); /* seconds, monotonic */
+void   serve_random(void *out, size_t n); /* n bytes, at most 256, that nobody can guess */
 struct exchange *exchange_new(struct serve *s, struct MHD_Connection *connection); /* NULL without memory */
 void exchange_answer(struct exchange *x, json_t *object); /* takes the object; an error where it is NULL */
 void exchange_wake(struct exchange *x);   /* with its lock held: there is something to send, or it is finished */

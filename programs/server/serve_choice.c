@@ -162,7 +162,7 @@ static void make_call_id(char out[32])
 {
     static const char letters[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     unsigned char     random[24] = {0};
-    (void)getentropy(random, sizeof random);
+    serve_random(random, sizeof random);
     memcpy(out, "call_", 5);
     for (int i = 0; i < 24; i++)
         out[5 + i] = letters[random[i] % 62];

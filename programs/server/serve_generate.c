@@ -240,7 +240,7 @@ static struct generation *generation_new(struct exchange *x, struct generation_a
     g->n = g->args.n * (int32_t)g->args.n_prompts;
     g->created = (int64_t)time(NULL);
     atomic_init(&g->cancelled, false);
-    (void)getentropy(random, sizeof random);
+    serve_random(random, sizeof random);
     (void)snprintf(g->id, sizeof g->id, "%s-%016llx%08llx", g->args.is_chat ? "chatcmpl" : "cmpl",
                    (unsigned long long)random[0], (unsigned long long)(random[1] >> 32));
     g->choice = calloc((size_t)g->n, sizeof *g->choice);

@@ -107,8 +107,8 @@ static bool read_seed(struct exchange *x, const json_t *body, struct generation_
         a->sampling.seed = v < 0 ? (uint64_t)strtoll(text, NULL, 10) : strtoull(text, NULL, 10);
         free(text);
     }
-    if (!given && getentropy(&a->sampling.seed, sizeof a->sampling.seed) != 0)
-        a->sampling.seed = (uint64_t)(serve_now() * 1e9);
+    if (!given)
+        serve_random(&a->sampling.seed, sizeof a->sampling.seed);
     return !failed || generation_no_memory(x);
 }
 
