@@ -1,0 +1,100 @@
+/* Layouts and launches of the sm_100a kernels, as pure functions. */
+#include "backend/cuda/sm100a/sm100a.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { TYPE_U8 = 0, TYPE_U64 = 4, SWIZZLE_NONE = 0, SWIZZLE_128B = 3, L2_256B = 3 };
+
+/* As in linear_sm100a.cu. */
+enum { ROWS_OF_CTA = 128, OUT_TILE_ONE = 128, OUT_TILE_PAIR = 192, THREADS = 192, SLACK = 1024 };
+
+static int64_t tiles(int64_t n, int64_t tile)
+{
+    return (n + tile - 1) / tile;
+}
+
+int64_t nib_sm100a_scale_bytes(int64_t rows, int64_t n_in)
+{
+    return tiles(rows, 128) * tiles(n_in, NIB_SM100A_K_TILE) * 2048;
+}
+
+int64_t nib_sm100a_scale_offset(int64_t row, int64_t block, int64_t n_in)
+{
+    int64_t band = tiles(n_in, NIB_SM100A_K_TILE) * 2048;
+    return row / 128 * band + block / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
+}
+
+static bool encode_codes(nib_sm100a_encode *encode, struct nib_sm100a_map *map, const uint8_t *codes, int64_t rows,
+                         int64_t n_in, int64_t stride, uint32_t box_rows)
+{
+    uint64_t dim[2] = {(uint64_t)n_in / 2, (uint64_t)rows}, step[1] = {(uint64_t)stride};
+    uint32_t box[2] = {NIB_SM100A_K_TILE / 2, box_rows}, one[2] = {1, 1};
+    return encode(map, TYPE_U8, 2, (void *)(uintptr_t)codes, dim, step, box, one, 0, SWIZZLE_128B, L2_256B, 0) == 0;
+}
+
+/* The scales of one stage and 128 rows are 2048 bytes on end: a box of 256 words, one band high. */
+static bool encode_scales(nib_sm100a_encode *encode, struct nib_sm100a_map *map, const uint8_t *scales, int64_t rows,
+                          int64_t n_in)
+{
+    uint64_t words = (uint64_t)tiles(n_in, NIB_SM100A_K_TILE) * 256;
+    uint64_t dim[2] = {words, (uint64_t)tiles(rows, 128)}, step[1] = {words * 8};
+    uint32_t box[2] = {256, 1}, one[2] = {1, 1};
+    return encode(map, TYPE_U64, 2, (void *)(uintptr_t)scales, dim, step, box, one, 0, SWIZZLE_NONE, L2_256B, 0) == 0;
+}
+
+static bool refuse(char *error, size_t bytes, const char *what, int64_t found, const char *wanted)
+{
+    (void)snprintf(error, bytes, "sm_100a linear: %s is %" PRId64 ": wants %s", what, found, wanted);
+    return false;
+}
+
+bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode *encode,
+                            struct nib_sm100a_linear_args *args, struct nib_sm100a_launch *launch, char *error,
+                            size_t error_bytes)
+{
+    if (p->n_in < 32 || p->n_in % 32 != 0)
+        return refuse(error, error_bytes, "n_in", p->n_in, "a multiple of 32");
+    if (p->x_stride % 16 != 0 || p->x_stride < p->n_in / 2)
+        return refuse(error, error_bytes, "the stride of the rows' codes", p->x_stride,
+                      "a multiple of 16, at least n_in / 2");
+    if (p->n_rows < 1 || p->n_out < 1)
+        return refuse(error, error_bytes, "the smaller of n_rows and n_out",
+                      p->n_rows < p->n_out ? p->n_rows : p->n_out, "at least 1");
+    /* A pair shares each tile of weights between its halves: worth it once there are rows for both. */
+    int     n_ctas = p->n_ctas ? p->n_ctas : p->n_rows > ROWS_OF_CTA ? 2 : 1;
+    int     out_tile = n_ctas == 2 ? OUT_TILE_PAIR : OUT_TILE_ONE, stages = n_ctas == 2 ? 6 : 5;
+    int64_t bands = tiles(out_tile + (out_tile % 128 ? 64 : 0), 128);
+    int64_t stage_bytes = 128 * (ROWS_OF_CTA + out_tile / n_ctas) + 2048 * (1 + bands);
+
+    memset(args, 0, sizeof *args);
+    if (!encode_codes(encode, &args->x, p->x_codes, p->n_rows, p->n_in, p->x_stride, ROWS_OF_CTA) ||
+        !encode_codes(encode, &args->w, p->w_codes, p->n_out, p->n_in, p->n_in / 2, (uint32_t)(out_tile / n_ctas)) ||
+        !encode_scales(encode, &args->x_scales, p->x_scales, p->n_rows, p->n_in) ||
+        !encode_scales(encode, &args->w_scales, p->w_scales, p->n_out, p->n_in)) {
+        (void)snprintf(error, error_bytes,
+                       "sm_100a linear: a tensor map of [%" PRId32 ", %" PRId32 "] x [%" PRId32 "] was refused",
+                       p->n_rows, p->n_in, p->n_out);
+        return false;
+    }
+    args->row_scale = p->row_scale;
+    args->y = p->y;
+    args->y_stride = p->y_stride;
+    args->alpha = p->alpha;
+    args->y_f32 = p->y_f32;
+    args->n_rows = p->n_rows;
+    args->n_out = p->n_out;
+    args->n_k_tiles = (int32_t)tiles(p->n_in, NIB_SM100A_K_TILE);
+    args->n_row_tiles = (int32_t)tiles(p->n_rows, ROWS_OF_CTA * n_ctas);
+    args->n_out_tiles = (int32_t)tiles(p->n_out, out_tile);
+
+    int64_t work = (int64_t)args->n_row_tiles * args->n_out_tiles,
+            places = p->n_sms / n_ctas > 0 ? p->n_sms / n_ctas : 1;
+    launch->kernel = n_ctas == 2 ? "nib_sm100a_linear_pair" : "nib_sm100a_linear_one";
+    launch->cluster = (uint32_t)n_ctas;
+    launch->grid = (uint32_t)((work < places ? work : places) * n_ctas);
+    launch->block = THREADS;
+    launch->shared_bytes = (uint32_t)(stages * stage_bytes + SLACK);
+    return true;
+}

@@ -1,0 +1,115 @@
+/* NVFP4 on sm_100a, sm_100f and sm_103a: layouts, kernel arguments, and how a problem becomes launches. C11 and
+ * C++17; needs no CUDA headers, so the simulator's tests plan launches with the same code.
+ *
+ * Compiled and simulated; never run on hardware yet. docs/kernels/sm100a.md explains the kernels.
+ *
+ * Scales (of weights and of activation rows) stand as the tensor core wants them: rows padded to 128, the row's
+ * blocks of 16 values padded to 16 blocks (256 values), in atoms of 128 rows by 4 blocks, 512 bytes each; the
+ * atoms of 128 rows follow one another along k. Padding blocks hold 0; padding rows may hold anything. Codes are
+ * rows of n_in / 2 bytes as everywhere. */
+#ifndef NIB_SM100A_H
+#define NIB_SM100A_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NIB_SM100A_K_TILE 256 /* values of k that one stage holds: 128 bytes of codes, the swizzle's span */
+
+/* Bytes of the scales of `rows` rows of n_in values. */
+int64_t nib_sm100a_scale_bytes(int64_t rows, int64_t n_in);
+/* Where the scale of a row's block of 16 values is. */
+int64_t nib_sm100a_scale_offset(int64_t row, int64_t block, int64_t n_in);
+
+#ifdef __cplusplus
+#define NIB_ALIGNED_64 alignas(64)
+#else
+#define NIB_ALIGNED_64 _Alignas(64)
+#endif
+
+/* A CUtensorMap; passed inside kernel arguments, so aligned as those must be. */
+struct nib_sm100a_map {
+    NIB_ALIGNED_64 uint64_t word[16];
+};
+
+/* cuTensorMapEncodeTiled with its enums as int; 0 is success. */
+typedef int nib_sm100a_encode(void *map, int type, uint32_t rank, void *address, const uint64_t *dim,
+                              const uint64_t *stride_bytes, const uint32_t *box, const uint32_t *element_stride,
+                              int interleave, int swizzle, int l2, int fill);
+
+/* What to launch. */
+struct nib_sm100a_launch {
+    const char *kernel;
+    uint32_t    grid, block, cluster, shared_bytes;
+};
+
+/* ---- y = x w^T ---- */
+
+/* Passed by value to the kernels. */
+struct nib_sm100a_linear_args {
+    struct nib_sm100a_map x, w, x_scales, w_scales;
+    const float          *row_scale; /* [n_rows] */
+    void                 *y;         /* [n_rows][y_stride] bf16 or fp32 */
+    int64_t               y_stride;  /* elements */
+    float                 alpha;
+    int32_t               y_f32, n_rows, n_out;
+    int32_t               n_k_tiles, n_row_tiles, n_out_tiles;
+};
+
+/* y[t][o] = row_scale[t] * alpha * sum_k x[t][k] w[o][k]. */
+struct nib_sm100a_linear {
+    int32_t        n_rows, n_out, n_in; /* n_in a multiple of 32 */
+    const uint8_t *x_codes, *w_codes;   /* 16-byte aligned; rows of w follow one another, n_in / 2 bytes each */
+    int64_t        x_stride;            /* bytes, a multiple of 16 */
+    const uint8_t *x_scales, *w_scales; /* in the layout above, 16-byte aligned */
+    const float   *row_scale;
+    float          alpha;
+    void          *y;
+    int64_t        y_stride;
+    bool           y_f32;
+    int32_t        n_sms;
+    int32_t        n_ctas; /* 1 or 2 that share a tile; 0: chosen by shape */
+};
+
+/* False, with a sentence in `error`, for what the kernels do not take. n_rows and n_out of at least 1. */
+bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode *encode,
+                            struct nib_sm100a_linear_args *args, struct nib_sm100a_launch *launch, char *error,
+                            size_t error_bytes);
+
+/* ---- Norm and activation rows ---- */
+
+/* Passed by value to nib_sm100a_norm. y = x * rsqrt(mean(x^2) + eps) * weight as in struct nib_norm_args, then
+ * NVFP4 rows of it: codes and row scales as everywhere, block scales in the layout above. One block of 256 threads
+ * a row; shared memory: n_in floats. */
+struct nib_sm100a_norm_args {
+    const void  *x;      /* [n_rows][x_stride] */
+    const float *weight; /* [n_in]; NULL: no norm, x is quantised as it is */
+    void        *plain;  /* [n_rows][plain_stride] or NULL; codes are made of the values as stored */
+    uint8_t     *codes;  /* [n_rows][codes_stride] */
+    uint8_t     *scales;
+    float       *row_scale;
+    int64_t      x_stride, plain_stride, codes_stride;
+    float        eps;
+    int32_t      n_in; /* a multiple of 16 */
+    int32_t      x_f32, plain_f32;
+};
+
+/* ---- Packing of weights ---- */
+
+/* Passed by value to nib_sm100a_pack_scales: stored scale bytes [n_out][n_in / 16] to the layout above, padding
+ * included. A thread for each 4 bytes of the result; blocks of 256. */
+struct nib_sm100a_pack_args {
+    const uint8_t *stored;
+    uint32_t      *packed;
+    int64_t        n_words; /* of packed */
+    int32_t        n_out, n_in;
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif
