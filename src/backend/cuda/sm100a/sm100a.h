@@ -80,22 +80,40 @@ bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode
                             struct nib_sm100a_linear_args *args, struct nib_sm100a_launch *launch, char *error,
                             size_t error_bytes);
 
-/* ---- Norm and activation rows ---- */
+/* ---- Activation rows ---- */
 
-/* Passed by value to nib_sm100a_norm. y = x * rsqrt(mean(x^2) + eps) * weight as in struct nib_norm_args, then
- * NVFP4 rows of it: codes and row scales as everywhere, block scales in the layout above. One block of 256 threads
- * a row; shared memory: n_in floats. */
+/* Where NVFP4 rows go: codes and row scales as everywhere, block scales in the layout above. A row that holds NaN
+ * or Inf gets a NaN row scale and scale bytes of 0, so that it cannot reach the rows it shares an instruction
+ * with. */
+struct nib_sm100a_rows {
+    uint8_t *codes; /* [n_rows][codes_stride] */
+    uint8_t *scales;
+    float   *row_scale; /* [n_rows] */
+    int64_t  codes_stride; /* bytes, a multiple of 8 */
+};
+
+/* Passed by value to nib_sm100a_norm: y = x * rsqrt(mean(x^2) + eps) * weight as in struct nib_norm_args, then
+ * rows of it. One block of 256 threads a row; shared memory: n_in floats. */
 struct nib_sm100a_norm_args {
-    const void  *x;      /* [n_rows][x_stride] */
-    const float *weight; /* [n_in]; NULL: no norm, x is quantised as it is */
-    void        *plain;  /* [n_rows][plain_stride] or NULL; codes are made of the values as stored */
-    uint8_t     *codes;  /* [n_rows][codes_stride] */
-    uint8_t     *scales;
-    float       *row_scale;
-    int64_t      x_stride, plain_stride, codes_stride;
-    float        eps;
-    int32_t      n_in; /* a multiple of 16 */
-    int32_t      x_f32, plain_f32;
+    const void            *x;      /* [n_rows][x_stride] */
+    const float           *weight; /* [n_in]; NULL: no norm, x is quantised as it is */
+    void                  *plain;  /* [n_rows][plain_stride] or NULL; codes are made of the values as stored */
+    struct nib_sm100a_rows y;
+    int64_t                x_stride, plain_stride; /* elements */
+    float                  eps;
+    int32_t                n_in; /* a multiple of 16 */
+    int32_t                x_f32, plain_f32;
+};
+
+/* Passed by value to nib_sm100a_swiglu: y = silu(min(gate, limit)) * clamp(up, +-limit), without clamps if limit
+ * is 0. Blocks and shared memory as above. */
+struct nib_sm100a_swiglu_args {
+    const void            *gate, *up; /* [n_rows][stride] */
+    struct nib_sm100a_rows y;
+    int64_t                stride; /* elements */
+    float                  limit;
+    int32_t                n_in; /* a multiple of 16 */
+    int32_t                f32;
 };
 
 /* ---- Packing of weights ---- */
