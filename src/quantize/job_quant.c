@@ -336,7 +336,8 @@ void nib_quant_context_init(struct nib_quant_context *c, const struct nib_quant_
     uint64_t       chunk = budget > fixed ? (budget - fixed) / (p->options->calibrate ? 6 : 3) : 0;
     chunk = chunk > CHUNK_BYTES_MAX ? CHUNK_BYTES_MAX : chunk;
     *c = (struct nib_quant_context){.plan = p, .kernels = nib_quant_kernels_find(false), .n_threads = nib_quant_threads(p->options->n_threads),
-                                    .chunk_bytes = (size_t)chunk, .done_bytes = done_bytes, .tick = report_progress, .what = what};
+                                    .chunk_bytes = (size_t)chunk, .done_bytes = done_bytes, .tick = report_progress, .what = what,
+                                    .partner = -1};
 }
 
 static double thread_clock(void)
@@ -423,7 +424,9 @@ static enum nib_status run(struct nib_quant_plan *p, const char *dst, struct nib
     int      lock = -1;
     bool     complete = false;
     struct nib_quant_context c;
+    struct nib_quant_rows    rows[2] = {{0}, {0}};
     nib_quant_context_init(&c, p, "converting", &done);
+    c.rows = rows;
     enum nib_status status = prepare(p, dst, &lock, &complete, err);
     if (status == NIB_OK && !complete && p->options->calibrate)
         status = nib_quant_calibration_open(p, c.n_threads, &c.calibration, err);
@@ -434,6 +437,8 @@ static enum nib_status run(struct nib_quant_plan *p, const char *dst, struct nib
     if (status == NIB_OK && !complete)
         warnings(p);
     nib_quant_calibration_close(c.calibration);
+    for (int i = 0; i < 2; i++)
+        nib_quant_rows_deinit(&rows[i]);
     if (lock >= 0)
         (void)close(lock);
     r->was_complete = complete;

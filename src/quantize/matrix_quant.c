@@ -10,7 +10,6 @@
 #include "quantize/quant.h"
 
 #define COPY_BYTES  ((size_t)8 << 20)
-#define SLICE_BYTES ((size_t)2 << 20)
 
 struct job {
     struct nib_quant_context *c;
@@ -20,36 +19,20 @@ struct job {
     struct nib_error         *err;
 };
 
-static enum nib_status put(const struct job *j, int32_t out, uint64_t offset, const void *data, size_t n)
+/* Safe from any thread. */
+static enum nib_status write_out(const struct job *j, int32_t out, uint64_t offset, const void *data, size_t n, struct nib_error *err)
 {
     const struct nib_quant_plan   *p = j->c->plan;
     const struct nib_quant_output *o = &p->output[j->u->out + out];
     const struct nib_quant_shard  *s = &p->shard[o->shard];
-    NIB_TRY(nib_quant_write_at(j->fd, j->dir, s->name, s->header_bytes + o->offset + offset, data, n, j->err));
-    *j->c->done_bytes += n;
-    return NIB_OK;
+    return nib_quant_write_at(j->fd, j->dir, s->name, s->header_bytes + o->offset + offset, data, n, err);
 }
 
-/* The same in slices shared out to the threads. */
-static enum nib_status put_slices(const struct job *j, int32_t out, uint64_t offset, const uint8_t *data, size_t n)
+static enum nib_status put(const struct job *j, int32_t out, uint64_t offset, const void *data, size_t n)
 {
-    const struct nib_quant_plan   *p = j->c->plan;
-    const struct nib_quant_output *o = &p->output[j->u->out + out];
-    const struct nib_quant_shard  *s = &p->shard[o->shard];
-    const int64_t                  n_slices = (int64_t)((n + SLICE_BYTES - 1) / SLICE_BYTES);
-    enum nib_status                status = NIB_OK;
-#pragma omp parallel for schedule(static) num_threads(nib_quant_team(j->c, (int64_t)n))
-    for (int64_t i = 0; i < n_slices; i++) {
-        const size_t     at = (size_t)i * SLICE_BYTES, length = n - at < SLICE_BYTES ? n - at : SLICE_BYTES;
-        struct nib_error e;
-        const enum nib_status done = nib_quant_write_at(j->fd, j->dir, s->name, s->header_bytes + o->offset + offset + at, data + at, length, &e);
-        if (done != NIB_OK) {
-#pragma omp critical(nib_quant_write_failed)
-            status = nib_error_set(j->err, done, "%s", e.text);
-        }
-    }
+    NIB_TRY(write_out(j, out, offset, data, n, j->err));
     *j->c->done_bytes += n;
-    return status;
+    return NIB_OK;
 }
 
 static enum nib_status tick(const struct job *j)
@@ -107,7 +90,7 @@ static enum nib_status copy(const struct job *j)
 
 static enum nib_status widen(const struct job *j)
 {
-    struct nib_quant_rows r;
+    struct nib_quant_rows r = {0};
     const int64_t   cols = j->u->m.cols;
     enum nib_status status = nib_quant_rows_init(&r, j->c->plan, &j->u->m, j->c->chunk_bytes, 0, j->u->base, j->err);
     if (status == NIB_OK && !r.bf16)
@@ -131,15 +114,8 @@ static enum nib_status find_amax(const struct job *j, struct nib_quant_unit *u, 
     float amax = 0;
     for (int64_t first = 0; first < u->m.rows; first += r->n_rows_max) {
         NIB_TRY(nib_quant_rows_read(r, j->c, first, j->err));
-#pragma omp parallel for schedule(static) num_threads(nib_quant_team(j->c, r->n * r->m->cols)) reduction(max : amax)
-        for (int64_t i = 0; i < r->n; i++) {
-            const struct nib_quant_row row = nib_quant_rows_at(r, i);
-            const float                most = j->c->kernels->absmax(&row);
-            amax = most > amax ? most : amax;
-        }
+        amax = r->amax > amax ? r->amax : amax;
     }
-    if (!nib_f32_is_finite(amax))
-        return nib_error_set(j->err, NIB_E_NUMERIC, "matrix '%s' of '%s' holds NaN or Inf", u->base, j->c->plan->src);
     u->amax = amax;
     return NIB_OK;
 }
@@ -179,29 +155,48 @@ static enum nib_status find_limit_in(const struct job *j, struct nib_quant_unit 
     return NIB_OK;
 }
 
-/* Of this unit (whose rows stay in r) and of its partner, which is read besides. */
-static enum nib_status find_limits(const struct job *j, struct nib_quant_rows *r)
+/* Of this unit and of its partner, whose rows are read besides; they come next, and stay if they fit. */
+static enum nib_status find_limits(const struct job *j)
 {
-    NIB_TRY(find_limit_in(j, j->u, r));
-    if (j->u->partner < 0 || j->c->plan->unit[j->u->partner].limit_known)
+    struct nib_quant_context *c = j->c;
+    NIB_TRY(find_limit_in(j, j->u, &c->rows[0]));
+    if (j->u->partner < 0 || c->plan->unit[j->u->partner].limit_known)
         return NIB_OK;
-    struct nib_quant_unit *other = &j->c->plan->unit[j->u->partner];
-    struct nib_quant_rows  rows;
-    enum nib_status        status = nib_quant_rows_init(&rows, j->c->plan, &other->m, j->c->chunk_bytes, 0, other->base, j->err);
-    if (status == NIB_OK)
-        status = find_limit_in(j, other, &rows);
-    nib_quant_rows_deinit(&rows);
-    return status;
+    struct nib_quant_unit *other = &c->plan->unit[j->u->partner];
+    NIB_TRY(nib_quant_rows_init(&c->rows[1], c->plan, &other->m, c->chunk_bytes, 0, other->base, j->err));
+    NIB_TRY(find_limit_in(j, other, &c->rows[1]));
+    c->partner = c->rows[1].n_rows_max == other->m.rows ? j->u->partner : -1;
+    return NIB_OK;
+}
+
+/* This unit's rows: those that were read as a partner's, or nothing yet. */
+static enum nib_status begin_rows(const struct job *j)
+{
+    struct nib_quant_context *c = j->c;
+    if (c->partner >= 0 && &c->plan->unit[c->partner] == j->u) {
+        const struct nib_quant_rows rows = c->rows[0];
+        c->rows[0] = c->rows[1];
+        c->rows[1] = rows;
+        c->partner = -1;
+        return NIB_OK;
+    }
+    return nib_quant_rows_init(&c->rows[0], c->plan, &j->u->m, c->chunk_bytes, 0, j->u->base, j->err);
 }
 
 /* ---- Conversion of a piece ---- */
 
+/* Per row of a piece. */
 struct piece {
-    uint8_t               *codes, *scales;
-    struct nib_quant_sums *sums;    /* [rows] */
-    uint64_t              *recoded; /* [rows] */
-    uint64_t              *inexact; /* [rows] CAST: recoded blocks that changed; ENCODE: blocks with a subnormal or zero scale */
-    float                 *spare;   /* GPTQ: [threads][cols] */
+    struct nib_quant_sums *sums;
+    uint64_t              *recoded;
+    uint64_t              *inexact; /* CAST: recoded blocks that changed; ENCODE: blocks with a subnormal or zero scale */
+};
+
+/* What a thread works on: some rows, written together. */
+struct slice {
+    int64_t  rows_max;
+    uint8_t *codes, *scales;
+    float   *spare; /* GPTQ: [cols] */
 };
 
 /* Everything that is the same for all rows. */
@@ -220,11 +215,11 @@ static int cast_scale(int32_t k, int32_t k_max)
     return e < -9 || e > 8 ? -1 : e >= -6 ? (e + 7) << 3 : 1 << (e + 9);
 }
 
-static void cast_row(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a, const struct piece *out, int64_t i)
+static void cast_row(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a, const struct piece *out, int64_t i,
+                     uint8_t *codes, uint8_t *scales)
 {
     const int64_t        cols = r->m->cols, n_blocks = cols / 32;
     struct nib_quant_row row = nib_quant_rows_at(r, i);
-    uint8_t             *codes = out->codes + i * (cols / 2), *scales = out->scales + i * (cols / NIB_QUANT_BLOCK);
     row.g = a->g;
     row.unit = a->unit;
     memcpy(codes, r->data + i * (cols / 2), (size_t)cols / 2);
@@ -256,11 +251,10 @@ static bool is_zero_block(const struct nib_quant_row *r, int64_t b)
 }
 
 static void encode_row(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a, const struct piece *out, int64_t i,
-                       float *spare)
+                       uint8_t *codes, uint8_t *scales, float *spare)
 {
     const int64_t        cols = r->m->cols;
     struct nib_quant_row row = nib_quant_rows_at(r, i);
-    uint8_t             *codes = out->codes + i * (cols / 2), *scales = out->scales + i * (cols / NIB_QUANT_BLOCK);
     row.g = a->g;
     row.unit = a->unit;
     row.weight = a->weight;
@@ -278,57 +272,92 @@ static void encode_row(const struct job *j, const struct nib_quant_rows *r, cons
     }
 }
 
-static enum nib_status convert_piece(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a, const struct piece *out)
+static bool slice_init(struct slice *s, const struct nib_quant_rows *r, bool gptq)
 {
-    const int64_t           cols = r->m->cols;
-    struct nib_quant_stats *stats = &j->u->stats;
-    memset(out->sums, 0, (size_t)r->n * sizeof *out->sums);
-    memset(out->recoded, 0, (size_t)r->n * sizeof *out->recoded);
-    memset(out->inexact, 0, (size_t)r->n * sizeof *out->inexact);
-#pragma omp parallel num_threads(nib_quant_team(j->c, r->n * cols))
-    {
-        float *spare = a->gptq.order ? malloc((size_t)cols * sizeof *spare) : NULL;
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < r->n; i++) {
-            if (j->u->action == NIB_QUANT_CAST)
-                cast_row(j, r, a, out, i);
-            else if (!a->gptq.order || spare)
-                encode_row(j, r, a, out, i, spare);
-            else
-                out->sums[i].ee = NAN;
-        }
-        free(spare);
+    const size_t cols = (size_t)r->m->cols;
+    s->rows_max = nib_quant_rows_slice(r);
+    s->codes = malloc((size_t)s->rows_max * (cols / 2) + 1);
+    s->scales = malloc((size_t)s->rows_max * (cols / NIB_QUANT_BLOCK) + 1);
+    s->spare = gptq ? malloc(cols * sizeof *s->spare + 1) : NULL;
+    return s->codes && s->scales && (s->spare || !gptq);
+}
+
+static void slice_deinit(struct slice *s)
+{
+    free(s->codes);
+    free(s->scales);
+    free(s->spare);
+}
+
+/* Rows [at, at + n) of the piece, converted and written. */
+static enum nib_status convert_slice(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a, const struct piece *out,
+                                     struct slice *s, int64_t at, int64_t n, struct nib_error *err)
+{
+    const int64_t cols = r->m->cols, code_bytes = cols / 2, scale_bytes = cols / NIB_QUANT_BLOCK;
+    for (int64_t i = 0; i < n; i++) {
+        uint8_t *codes = s->codes + i * code_bytes, *scales = s->scales + i * scale_bytes;
+        if (j->u->action == NIB_QUANT_CAST)
+            cast_row(j, r, a, out, at + i, codes, scales);
+        else
+            encode_row(j, r, a, out, at + i, codes, scales, s->spare);
     }
+    const uint64_t row = (uint64_t)(r->first + at);
+    NIB_TRY(write_out(j, 0, row * (uint64_t)code_bytes, s->codes, (size_t)(n * code_bytes), err));
+    return write_out(j, 1, row * (uint64_t)scale_bytes, s->scales, (size_t)(n * scale_bytes), err);
+}
+
+static void add_piece(const struct job *j, const struct nib_quant_rows *r, const struct piece *out)
+{
+    struct nib_quant_stats *stats = &j->u->stats;
     for (int64_t i = 0; i < r->n; i++) {
         nib_quant_sums_add(&stats->sums, &out->sums[i]);
         stats->n_recoded += out->recoded[i];
         *(j->u->action == NIB_QUANT_CAST ? &stats->n_recoded_inexact : &stats->n_vanished) += out->inexact[i];
     }
-    if (isnan(stats->sums.ee))
-        return nib_error_set(j->err, NIB_E_MEMORY, "no memory for a row of '%s'", j->u->base);
-    NIB_TRY(put_slices(j, 0, (uint64_t)(r->first * (cols / 2)), out->codes, (size_t)(r->n * (cols / 2))));
-    NIB_TRY(put_slices(j, 1, (uint64_t)(r->first * (cols / NIB_QUANT_BLOCK)), out->scales, (size_t)(r->n * (cols / NIB_QUANT_BLOCK))));
+    *j->c->done_bytes += (uint64_t)(r->n * (r->m->cols / 2 + r->m->cols / NIB_QUANT_BLOCK));
+}
+
+static enum nib_status convert_piece(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a, const struct piece *out)
+{
+    enum nib_status status = NIB_OK;
+    memset(out->sums, 0, (size_t)r->n * sizeof *out->sums);
+    memset(out->recoded, 0, (size_t)r->n * sizeof *out->recoded);
+    memset(out->inexact, 0, (size_t)r->n * sizeof *out->inexact);
+#pragma omp parallel num_threads(nib_quant_team(j->c, r->n * r->m->cols))
+    {
+        struct slice s;
+        const bool   ready = slice_init(&s, r, a->gptq.order != NULL);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t at = 0; at < r->n; at += nib_quant_rows_slice(r)) {
+            const int64_t    n = r->n - at < s.rows_max ? r->n - at : s.rows_max;
+            struct nib_error e;
+            const enum nib_status done = ready ? convert_slice(j, r, a, out, &s, at, n, &e)
+                                               : nib_error_set(&e, NIB_E_MEMORY, "no memory for rows of '%s'", j->u->base);
+            if (done != NIB_OK) {
+#pragma omp critical(nib_quant_convert_failed)
+                status = nib_error_set(j->err, done, "%s", e.text);
+            }
+        }
+        slice_deinit(&s);
+    }
+    NIB_TRY(status);
+    add_piece(j, r, out);
     return tick(j);
 }
 
-static enum nib_status piece_init(struct piece *out, int64_t rows, int64_t cols, const char *name, struct nib_error *err)
+static enum nib_status piece_init(struct piece *out, int64_t rows, const char *name, struct nib_error *err)
 {
     const size_t n = (size_t)rows;
-    memset(out, 0, sizeof *out);
-    out->codes = malloc(n * (size_t)(cols / 2) + 1);
-    out->scales = malloc(n * (size_t)(cols / NIB_QUANT_BLOCK) + 1);
     out->sums = malloc(n * sizeof *out->sums + 1);
     out->recoded = malloc(n * sizeof *out->recoded + 1);
     out->inexact = malloc(n * sizeof *out->inexact + 1);
-    if (!out->codes || !out->scales || !out->sums || !out->recoded || !out->inexact)
+    if (!out->sums || !out->recoded || !out->inexact)
         return nib_error_set(err, NIB_E_MEMORY, "no memory for %" PRId64 " rows of '%s'", rows, name);
     return NIB_OK;
 }
 
 static void piece_deinit(struct piece *out)
 {
-    free(out->codes);
-    free(out->scales);
     free(out->sums);
     free(out->recoded);
     free(out->inexact);
@@ -411,7 +440,7 @@ static enum nib_status encode_recipe(const struct job *j, struct recipe *a)
 static enum nib_status convert_rows(const struct job *j, struct nib_quant_rows *r, const struct recipe *a)
 {
     struct piece    out;
-    enum nib_status status = piece_init(&out, r->n_rows_max, r->m->cols, j->u->base, j->err);
+    enum nib_status status = piece_init(&out, r->n_rows_max, j->u->base, j->err);
     for (int64_t first = 0; first < r->m->rows && status == NIB_OK; first += r->n_rows_max) {
         status = nib_quant_rows_read(r, j->c, first, j->err);
         if (status == NIB_OK)
@@ -439,21 +468,21 @@ static void sums_to_real(struct nib_quant_sums *s, const struct recipe *a, bool 
 
 static enum nib_status convert(const struct job *j)
 {
-    struct nib_quant_rows r = {0};
-    struct recipe         a = {.unit = 1};
-    float                *weights = NULL;
+    struct nib_quant_rows *r = &j->c->rows[0];
+    struct recipe          a = {.unit = 1};
+    float                 *weights = NULL;
+    const bool             cast = j->u->action == NIB_QUANT_CAST;
     j->u->stats.input_scale = 1.0f;
-    const bool      cast = j->u->action == NIB_QUANT_CAST;
-    enum nib_status status = nib_quant_rows_init(&r, j->c->plan, &j->u->m, j->c->chunk_bytes, 0, j->u->base, j->err);
+    enum nib_status status = begin_rows(j);
     if (status == NIB_OK)
-        status = find_limits(j, &r);
+        status = find_limits(j);
     if (status == NIB_OK)
         status = cast ? cast_recipe(j, &a) : encode_recipe(j, &a);
     if (status == NIB_OK)
         status = calibrate(j, &a, &weights);
-    r.k_ref = a.k_max;
+    r->k_ref = a.k_max;
     if (status == NIB_OK)
-        status = convert_rows(j, &r, &a);
+        status = convert_rows(j, r, &a);
     if (status == NIB_OK)
         status = put_scalars(j);
     j->u->stats.exact = j->u->stats.sums.ee == 0 && j->u->stats.n_recoded_inexact == 0;
@@ -461,7 +490,6 @@ static enum nib_status convert(const struct job *j)
     if (a.gptq.order)
         nib_quant_gptq_deinit(&a.gptq);
     free(weights);
-    nib_quant_rows_deinit(&r);
     *j->c->done_bytes += j->u->m.data.bytes + (j->u->m.scales.file < 0 ? 0 : j->u->m.scales.bytes);
     return status;
 }
@@ -469,8 +497,8 @@ static enum nib_status convert(const struct job *j)
 /* NVFP4 as it is, under the names and conventions of the destination. */
 static enum nib_status relay(const struct job *j)
 {
-    struct nib_quant_rows  r;
-    const int64_t          cols = j->u->m.cols;
+    struct nib_quant_rows   r = {0};
+    const int64_t           cols = j->u->m.cols;
     struct nib_quant_stats *s = &j->u->stats;
     enum nib_status status = nib_quant_rows_init(&r, j->c->plan, &j->u->m, j->c->chunk_bytes, 0, j->u->base, j->err);
     s->input_scale = 1.0f;

@@ -179,6 +179,8 @@ enum nib_status nib_quant_copy_files(const char *src, const char *dst, struct ni
 
 struct nib_quant_calibration;
 
+struct nib_quant_rows;
+
 struct nib_quant_context {
     const struct nib_quant_plan    *plan;
     const struct nib_quant_kernels *kernels;
@@ -188,6 +190,8 @@ struct nib_quant_context {
     uint64_t                       *done_bytes;  /* source and destination bytes so far, for progress */
     enum nib_status (*tick)(struct nib_quant_context *c, struct nib_error *err); /* cancels */
     const char                     *what; /* for progress */
+    struct nib_quant_rows          *rows;    /* [2] NULL without: the matrix at work, and its partner's rows, read for their limit */
+    int64_t                         partner; /* the unit that rows[1] holds whole; -1 */
 };
 
 /* Threads for n values: one where starting a team would cost more than the work. */
@@ -200,22 +204,30 @@ static inline int nib_quant_team(const struct nib_quant_context *c, int64_t n)
 enum nib_status nib_quant_unit_write(struct nib_quant_context *c, int64_t unit, int fd, const char *dir, struct nib_error *err);
 
 /* Rows of a matrix in memory, a piece at a time, as kernels take them: BF16 where that is exact, else F32. */
+struct nib_quant_buffer {
+    void  *at;
+    size_t bytes;
+};
+
 struct nib_quant_rows {
     const struct nib_quant_matrix *m;
     const char *name;        /* of the matrix, for messages */
     int64_t   n_rows_max;    /* rows of a piece: all of them if the budget allows, else a multiple of 128 */
     int64_t   first, n;      /* held now */
     bool      raw, decoded;  /* raw: reading does not decode, for those who look at codes and scales only */
+    float     amax;          /* decoded only: the largest magnitude of the rows held, in units of 2^k_ref */
     uint8_t  *data;          /* as stored, [n_rows_max] rows */
     uint8_t  *scales;        /* FP4: of those rows; FP8: of the whole matrix */
     uint16_t *bf16;          /* [n_rows_max][cols], or NULL */
     float    *f32;           /* [n_rows_max][cols], or NULL */
     float     global;        /* NVFP4: as a multiplier; 1 otherwise */
     int32_t   k_ref;         /* MXFP4: values are decoded times 2^-k_ref */
+    struct nib_quant_buffer buffer[3]; /* what data, scales and values point into */
 };
 
 /* Memory is taken here, at most about budget_bytes (but at least for 128 rows). NVFP4 matrices are not decoded: data and scales only.
- * *r is to be deinitialised also after failure. m and name must outlive it. */
+ * *r is zero, or an earlier matrix's rows whose memory is used again, and is to be deinitialised also after failure. m and name must
+ * outlive it. */
 enum nib_status nib_quant_rows_init(struct nib_quant_rows *r, const struct nib_quant_plan *p, const struct nib_quant_matrix *m,
                                     size_t budget_bytes, int32_t k_ref, const char *name, struct nib_error *err);
 void nib_quant_rows_deinit(struct nib_quant_rows *r);
@@ -223,6 +235,8 @@ void nib_quant_rows_deinit(struct nib_quant_rows *r);
 /* Read and decode rows [first, first + n_rows_max), fewer at the end; nothing is done if they are held already. Refuses codes and
  * scales that are NaN, and NaN or Inf, by name and place. */
 enum nib_status nib_quant_rows_read(struct nib_quant_rows *r, const struct nib_quant_context *c, int64_t first, struct nib_error *err);
+/* Rows that a thread takes at a time: about a quarter of a MiB as stored, so that what follows finds them in its cache. */
+int64_t nib_quant_rows_slice(const struct nib_quant_rows *r);
 /* Kernel view of row i of the rows read last. */
 struct nib_quant_row nib_quant_rows_at(const struct nib_quant_rows *r, int64_t i);
 

@@ -12,7 +12,7 @@
 #include "quantize/quant.h"
 
 enum { FP8_BLOCK = 128, MXFP4_BLOCK = 32 };
-#define SLICE_BYTES ((size_t)2 << 20)
+#define SLICE_BYTES ((int64_t)256 << 10)
 
 static int64_t row_bytes(const struct nib_quant_matrix *m)
 {
@@ -31,11 +31,22 @@ static int64_t scale_row_bytes(const struct nib_quant_matrix *m)
     return m->type == NIB_WEIGHT_MXFP4 ? m->cols / MXFP4_BLOCK : m->type == NIB_WEIGHT_NVFP4 ? m->cols / NIB_QUANT_BLOCK : 0;
 }
 
+/* Matrices of a kind follow each other: memory once touched is worth keeping. */
+static void *take(struct nib_quant_buffer *b, size_t bytes)
+{
+    if (!b->at || b->bytes < bytes || b->bytes / 4 > bytes) {
+        free(b->at);
+        b->at = malloc(bytes + 1);
+        b->bytes = b->at ? bytes : 0;
+    }
+    return b->at;
+}
+
 /* The FP8 scales are few: read at once, and told whether they keep every value within BF16. */
 static enum nib_status read_fp8_scales(struct nib_quant_rows *r, const struct nib_quant_plan *p, bool *narrow, struct nib_error *err)
 {
     const struct nib_quant_matrix *m = r->m;
-    r->scales = malloc((size_t)m->scales.bytes + 1);
+    r->scales = take(&r->buffer[1], (size_t)m->scales.bytes);
     if (!r->scales)
         return nib_error_set(err, NIB_E_MEMORY, "no memory for the scales of '%s'", r->name);
     NIB_TRY(nib_quant_read(p, &m->scales, 0, r->scales, (size_t)m->scales.bytes, err));
@@ -66,41 +77,39 @@ static enum nib_status read_global(struct nib_quant_rows *r, const struct nib_qu
 enum nib_status nib_quant_rows_init(struct nib_quant_rows *r, const struct nib_quant_plan *p, const struct nib_quant_matrix *m,
                                     size_t budget_bytes, int32_t k_ref, const char *name, struct nib_error *err)
 {
-    *r = (struct nib_quant_rows){.m = m, .name = name, .first = -1, .global = 1, .k_ref = k_ref};
+    const struct nib_quant_buffer data = r->buffer[0], scales = r->buffer[1], values = r->buffer[2];
+    *r = (struct nib_quant_rows){.m = m, .name = name, .first = -1, .global = 1, .k_ref = k_ref, .buffer = {data, scales, values}};
     bool narrow = true;
     if (m->type == NIB_WEIGHT_FP8)
         NIB_TRY(read_fp8_scales(r, p, &narrow, err));
     if (m->type == NIB_WEIGHT_NVFP4)
         NIB_TRY(read_global(r, p, err));
     const bool   decoded = m->type == NIB_WEIGHT_FP8 || m->type == NIB_WEIGHT_MXFP4;
-    const size_t one = (size_t)(row_bytes(m) + scale_row_bytes(m)) + (decoded ? (size_t)m->cols * (narrow ? 2 : 4) : 0);
+    const size_t value_bytes = decoded ? (size_t)m->cols * (narrow ? 2 : 4) : 0;
+    const size_t one = (size_t)(row_bytes(m) + scale_row_bytes(m)) + value_bytes;
     r->n_rows_max = (int64_t)(budget_bytes / (one > 0 ? one : 1)) / FP8_BLOCK * FP8_BLOCK;
     if (r->n_rows_max < FP8_BLOCK)
         r->n_rows_max = FP8_BLOCK;
     if (r->n_rows_max > m->rows)
         r->n_rows_max = m->rows;
     const size_t n = (size_t)r->n_rows_max;
-    r->data = malloc(n * (size_t)row_bytes(m) + 1);
+    r->data = take(&r->buffer[0], n * (size_t)row_bytes(m));
     if (scale_row_bytes(m) > 0)
-        r->scales = malloc(n * (size_t)scale_row_bytes(m) + 1);
-    void *values = decoded ? malloc(n * (size_t)m->cols * (narrow ? 2 : 4) + 1) : NULL;
+        r->scales = take(&r->buffer[1], n * (size_t)scale_row_bytes(m));
+    void *at = decoded ? take(&r->buffer[2], n * value_bytes) : r->data;
     if (m->type == NIB_WEIGHT_BF16 || (decoded && narrow))
-        r->bf16 = decoded ? values : (void *)r->data;
+        r->bf16 = at;
     if (m->type == NIB_WEIGHT_F32 || (decoded && !narrow))
-        r->f32 = decoded ? values : (void *)r->data;
-    if (!r->data || (scale_row_bytes(m) > 0 && !r->scales) || (decoded && !values))
+        r->f32 = at;
+    if (!r->data || (scale_row_bytes(m) > 0 && !r->scales) || (decoded && !at))
         return nib_error_set(err, NIB_E_MEMORY, "no memory for %" PRId64 " rows of '%s'", r->n_rows_max, name);
     return NIB_OK;
 }
 
 void nib_quant_rows_deinit(struct nib_quant_rows *r)
 {
-    if ((void *)r->bf16 != (void *)r->data)
-        free(r->bf16);
-    if ((void *)r->f32 != (void *)r->data)
-        free(r->f32);
-    free(r->data);
-    free(r->scales);
+    for (int i = 0; i < 3; i++)
+        free(r->buffer[i].at);
     memset(r, 0, sizeof *r);
 }
 
@@ -162,73 +171,80 @@ static bool check_nvfp4(const struct nib_quant_rows *r, int64_t i)
     return !bad;
 }
 
-static bool decode_row(struct nib_quant_rows *r, const struct nib_quant_kernels *k, int64_t i)
+/* False where the row is no number; else *amax is its largest magnitude (NVFP4: not looked at). */
+static bool decode_row(struct nib_quant_rows *r, const struct nib_quant_kernels *k, int64_t i, float *amax)
 {
-    switch (r->m->type) {
-    case NIB_WEIGHT_FP8: return decode_fp8(r, k, i);
-    case NIB_WEIGHT_MXFP4: return decode_mxfp4(r, i);
-    case NIB_WEIGHT_NVFP4: return check_nvfp4(r, i);
-    case NIB_WEIGHT_BF16:
-    case NIB_WEIGHT_F32: {
-        struct nib_quant_row row = nib_quant_rows_at(r, i);
-        if (r->m->cols % NIB_QUANT_BLOCK == 0)
-            return nib_f32_is_finite(k->absmax(&row));
-        for (int64_t j = 0; j < r->m->cols; j++)
-            if (!nib_f32_is_finite(r->bf16 ? nib_bf16_to_f32(row.bf16[j]) : row.f32[j]))
-                return false;
-        return true;
+    const struct nib_quant_row row = nib_quant_rows_at(r, i);
+    *amax = 0;
+    if (r->m->type == NIB_WEIGHT_NVFP4)
+        return check_nvfp4(r, i);
+    if ((r->m->type == NIB_WEIGHT_FP8 && !decode_fp8(r, k, i)) || (r->m->type == NIB_WEIGHT_MXFP4 && !decode_mxfp4(r, i)))
+        return false;
+    *amax = k->absmax(&row);
+    for (int64_t j = row.n_blocks * NIB_QUANT_BLOCK; j < r->m->cols; j++) {
+        const float v = r->bf16 ? nib_bf16_to_f32(row.bf16[j]) : row.f32[j];
+        if (!nib_f32_is_finite(v))
+            return false;
+        *amax = fabsf(v) > *amax ? fabsf(v) : *amax;
     }
-    }
-    return false;
+    return nib_f32_is_finite(*amax);
 }
 
-/* Slices of a large read go to the threads: a cached file is copied at the speed of memory. */
-static enum nib_status read_slices(const struct nib_quant_context *c, const struct nib_quant_span *s, uint64_t offset, uint8_t *to, size_t n,
-                                   struct nib_error *err)
+int64_t nib_quant_rows_slice(const struct nib_quant_rows *r)
 {
-    const int64_t   n_slices = (int64_t)((n + SLICE_BYTES - 1) / SLICE_BYTES);
+    const int64_t n = SLICE_BYTES / row_bytes(r->m);
+    return n < 1 ? 1 : n;
+}
+
+/* A slice of rows from the file, and decoded while it is in the cache. *bad becomes the first row that is no number. */
+static enum nib_status read_slice(struct nib_quant_rows *r, const struct nib_quant_context *c, bool read, int64_t at, int64_t n, int64_t *bad,
+                                  float *amax, struct nib_error *err)
+{
+    const size_t bytes = (size_t)row_bytes(r->m), scale_bytes = (size_t)scale_row_bytes(r->m), from = (size_t)at;
+    const uint64_t row = (uint64_t)(r->first + at);
+    if (read) {
+        NIB_TRY(nib_quant_read(c->plan, &r->m->data, row * bytes, r->data + from * bytes, (size_t)n * bytes, err));
+        if (scale_bytes > 0)
+            NIB_TRY(nib_quant_read(c->plan, &r->m->scales, row * scale_bytes, r->scales + from * scale_bytes, (size_t)n * scale_bytes, err));
+    }
+    for (int64_t i = at; i < at + n && !r->raw; i++) {
+        float most;
+        if (!decode_row(r, c->kernels, i, &most))
+            *bad = i < *bad ? i : *bad;
+        *amax = most > *amax ? most : *amax;
+    }
+    return NIB_OK;
+}
+
+enum nib_status nib_quant_rows_read(struct nib_quant_rows *r, const struct nib_quant_context *c, int64_t first, struct nib_error *err)
+{
+    const bool read = r->first != first;
+    if (!read && (r->raw || r->decoded))
+        return NIB_OK;
+    if (read)
+        r->n = r->m->rows - first < r->n_rows_max ? r->m->rows - first : r->n_rows_max;
+    r->first = first;
+    int64_t         bad = r->n;
+    float           amax = 0;
     enum nib_status status = NIB_OK;
-#pragma omp parallel for schedule(static) num_threads(nib_quant_team(c, (int64_t)n))
-    for (int64_t i = 0; i < n_slices; i++) {
-        const size_t     at = (size_t)i * SLICE_BYTES, length = n - at < SLICE_BYTES ? n - at : SLICE_BYTES;
-        struct nib_error e;
-        const enum nib_status got = nib_quant_read(c->plan, s, offset + at, to + at, length, &e);
+    const int64_t   slice = nib_quant_rows_slice(r);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(nib_quant_team(c, r->n * r->m->cols)) reduction(min : bad) reduction(max : amax)
+    for (int64_t at = 0; at < r->n; at += slice) {
+        struct nib_error      e;
+        const enum nib_status got = read_slice(r, c, read, at, r->n - at < slice ? r->n - at : slice, &bad, &amax, &e);
         if (got != NIB_OK) {
 #pragma omp critical(nib_quant_read_failed)
             status = nib_error_set(err, got, "%s", e.text);
         }
     }
-    return status;
-}
-
-static enum nib_status decode_all(struct nib_quant_rows *r, const struct nib_quant_context *c, struct nib_error *err)
-{
-    int64_t bad = r->n;
-#pragma omp parallel for schedule(static) num_threads(nib_quant_team(c, r->n * r->m->cols)) reduction(min : bad)
-    for (int64_t i = 0; i < r->n; i++)
-        if (!decode_row(r, c->kernels, i))
-            bad = i < bad ? i : bad;
-    r->decoded = bad == r->n;
-    if (r->decoded)
-        return NIB_OK;
-    return nib_error_set(err, NIB_E_NUMERIC, "matrix '%s' of '%s': row %" PRId64 " holds NaN or Inf (or a scale byte that stands for it)",
-                         r->name, c->plan->src, r->first + bad);
-}
-
-enum nib_status nib_quant_rows_read(struct nib_quant_rows *r, const struct nib_quant_context *c, int64_t first, struct nib_error *err)
-{
-    const int64_t n = r->m->rows - first < r->n_rows_max ? r->m->rows - first : r->n_rows_max;
-    const size_t  bytes = (size_t)row_bytes(r->m), scale_bytes = (size_t)scale_row_bytes(r->m);
-    if (r->first != first) {
+    r->amax = amax;
+    r->decoded = !r->raw && status == NIB_OK && bad == r->n;
+    if (status == NIB_OK && bad < r->n)
+        status = nib_error_set(err, NIB_E_NUMERIC, "matrix '%s' of '%s': row %" PRId64 " holds NaN or Inf (or a scale byte that stands for it)",
+                               r->name, c->plan->src, first + bad);
+    if (status != NIB_OK)
         r->first = -1;
-        NIB_TRY(read_slices(c, &r->m->data, (uint64_t)first * bytes, r->data, (size_t)n * bytes, err));
-        if (scale_bytes > 0)
-            NIB_TRY(read_slices(c, &r->m->scales, (uint64_t)first * scale_bytes, r->scales, (size_t)n * scale_bytes, err));
-        r->first = first;
-        r->n = n;
-        r->decoded = false;
-    }
-    return r->raw || r->decoded ? NIB_OK : decode_all(r, c, err);
+    return status;
 }
 
 struct nib_quant_row nib_quant_rows_at(const struct nib_quant_rows *r, int64_t i)

@@ -197,7 +197,7 @@ static enum nib_status compare_spans(struct verifier *v, const struct nib_quant_
 /* FP8 in the source, BF16 here. */
 static enum nib_status compare_widened(struct verifier *v, const struct nib_quant_unit *u, const struct nib_quant_matrix *m)
 {
-    struct nib_quant_rows r;
+    struct nib_quant_rows r = {0};
     const size_t    cols = (size_t)m->cols;
     uint16_t       *want = NULL;
     bool            same = true;

@@ -1,7 +1,8 @@
 /* generate KIND DIR: checkpoints that no repository could hold, as sparse files.
  *
  *   pro     headers and config of a 1.6T-parameter model in the official layout: 64 shards of holes
- *   large   20 GiB of BF16 experts in the Hugging Face layout, holes but for a stretch of values in every tensor */
+ *   large   20 GiB of BF16 experts in the Hugging Face layout, holes but for a stretch of values in every tensor
+ *   files   the same, 1.3 GiB and all values */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 struct shape {
     int dim, inner, experts, layers, shards, heads, q_rank, vocab;
     int bf16; /* experts BF16 in HF names, nothing else but what a plan needs */
+    uint64_t step; /* bytes from a stretch of values to the next */
 };
 
 struct shard {
@@ -87,16 +89,16 @@ static void put_layer(const struct shape *m, int layer, int shard)
     put(shard, name, "BF16", 2, m->experts, m->dim);
 }
 
-/* A little of every 64 MiB, so that scales and errors have something to do. */
-static void write_values(int fd, uint64_t begin, uint64_t bytes)
+/* A stretch of values every so often, so that scales and errors have something to do. */
+static void write_values(int fd, uint64_t begin, uint64_t bytes, uint64_t step)
 {
-    uint16_t x[4096];
+    static uint16_t x[4096];
     uint32_t seed = 7;
     for (size_t i = 0; i < 4096; i++) {
         seed = seed * 1664525u + 1013904223u;
         x[i] = (uint16_t)(0x3c00u + (seed >> 23) + (seed & 0x8000u));
     }
-    for (uint64_t at = 0; at + sizeof x <= bytes; at += (uint64_t)64 << 20)
+    for (uint64_t at = 0; at + sizeof x <= bytes; at += step)
         if (pwrite(fd, x, sizeof x, (off_t)(begin + at)) != (ssize_t)sizeof x)
             exit(1);
 }
@@ -118,7 +120,7 @@ static void write_shards(const struct shape *m)
             exit(1);
         }
         if (m->bf16)
-            write_values(fd, 8 + n, s->bytes);
+            write_values(fd, 8 + n, s->bytes, m->step);
         (void)close(fd);
     }
 }
@@ -148,13 +150,14 @@ static void write_config(const struct shape *m)
 
 int main(int argc, char **argv)
 {
-    static const struct shape pro = {7168, 3072, 384, 61, 64, 128, 1536, 129280, 0};
-    static const struct shape large = {4096, 2048, 14, 30, 10, 64, 1024, 2048, 1}; /* 14 * 30 * 3 * 16 MiB = 19.7 GiB */
+    static const struct shape pro = {7168, 3072, 384, 61, 64, 128, 1536, 129280, 0, 0};
+    static const struct shape large = {4096, 2048, 14, 30, 10, 64, 1024, 2048, 1, 64 << 20}; /* 14 * 30 * 3 * 16 MiB = 19.7 GiB */
+    static const struct shape files = {4096, 2048, 14, 2, 1, 64, 1024, 2048, 1, 8192};
     if (argc != 3) {
-        fprintf(stderr, "usage: generate pro|large DIR\n");
+        fprintf(stderr, "usage: generate pro|large|files DIR\n");
         return 2;
     }
-    const struct shape *m = strcmp(argv[1], "pro") == 0 ? &pro : &large;
+    const struct shape *m = strcmp(argv[1], "pro") == 0 ? &pro : strcmp(argv[1], "files") == 0 ? &files : &large;
     char path[600];
     g_dir = argv[2];
     g_n_shards = m->shards;
