@@ -1,10 +1,10 @@
-/* The kernels for AVX2, eight blocks of a BF16 row at a time; F32 rows and what is left over go to the portable ones.
+/* The kernels for AVX2, eight blocks at a time; what is left over goes to the portable ones, as do F32 rows' codes.
  *
- * Codes without divisions: whether fp32(|x| / d) passes a threshold T of the grid depends on |x| alone once d is known. The
- * quotient rounds to more than T (to T or more, where a tie goes up) exactly if |x| > d * (T + u/2) (>= d * (T - u/2)), u being the
- * last place at T: T itself is even, so the half-way case rounds to T. d * (T +- u/2) is exact in double (24 + 25 bits), and is
- * turned into the largest BF16 that does not pass, which 16-bit comparisons use, a block at a time. Bounds of thresholds a power of
- * two apart are so too.
+ * Codes without divisions: whether fp32(|x| / d) passes a threshold T of the grid depends on |x| alone once d is known.
+ * The quotient rounds to more than T (to T or more, where a tie goes up) exactly if |x| > d * (T + u/2) (>= d * (T -
+ * u/2)), u being the last place at T: T itself is even, so the half-way case rounds to T. d * (T +- u/2) is exact in
+ * double (24 + 25 bits), and is turned into the largest BF16 that does not pass, which 16-bit comparisons use, a block
+ * at a time. Bounds of thresholds, and of scales, a power of two apart are so too: a row needs those of eight scales.
  * tests/unit/test_quantize_kernels.c compares with true divisions over every BF16 value. */
 #if defined(__x86_64__)
 
@@ -26,14 +26,13 @@ enum { GROUP = 8, N_STEPS = 5, FLUSH_GROUPS = 4, BINADE = 128, CACHE_LINE = 64 }
 #define SAFE_G_MIN 0x1p-90f
 #define SAFE_G_MAX 0x1p+90f
 
-/* Steps between codes, and 6, where saturation begins; 2.5, 3.5 and 5 are powers of two from others. `bound` is the half-way case in
- * fp32 between the step and its neighbour; `up_at`: a value at the bound itself passes. */
+/* Steps between codes, and 6, where saturation begins; 2.5, 3.5 and 5 are powers of two from others. `bound` is the
+ * half-way case in fp32 between the step and its neighbour; `up_at`: a value at the bound itself passes. */
 static const struct {
-    float  at;
-    bool   up_at;
     double bound;
-} k_step[N_STEPS] = {{0.25f, false, 0.25 + 0x1p-26}, {0.75f, true, 0.75 - 0x1p-25}, {1.25f, false, 1.25 + 0x1p-24},
-                     {1.75f, true, 1.75 - 0x1p-24}, {6.0f, false, 6.0 + 0x1p-22}};
+    bool   up_at;
+} k_step[N_STEPS] = {{0.25 + 0x1p-26, false}, {0.75 - 0x1p-25, true}, {1.25 + 0x1p-24, false}, {1.75 - 0x1p-24, true},
+                     {6.0 + 0x1p-22, false}};
 
 /* A row without its first b blocks. */
 static struct nib_quant_row behind(const struct nib_quant_row *r, int64_t b)
@@ -66,7 +65,8 @@ AVX2 static float absmax(const struct nib_quant_row *r)
         return nib_quant_kernels_portable.absmax(r);
     __m256i most = _mm256_setzero_si256();
     for (int64_t b = 0; b < r->n_blocks; b++)
-        most = _mm256_max_epu16(most, _mm256_and_si256(load_words(r->bf16 + b * NIB_QUANT_BLOCK), _mm256_set1_epi16(0x7fff)));
+        most = _mm256_max_epu16(most,
+                                _mm256_and_si256(load_words(r->bf16 + b * NIB_QUANT_BLOCK), _mm256_set1_epi16(0x7fff)));
     uint16_t lane[16];
     uint32_t best = 0;
     _mm256_storeu_si256((__m256i *)(void *)lane, most);
@@ -79,7 +79,7 @@ AVX2 static float absmax(const struct nib_quant_row *r)
 AVX2 static inline __m256 e4m3_to_ps(const uint8_t *scales)
 {
     const __m256i m = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)scales));
-    const __m256  normal = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(m, 20), _mm256_set1_epi32(120 << 23)));
+    const __m256 normal = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(m, 20), _mm256_set1_epi32(120 << 23)));
     const __m256  small = _mm256_mul_ps(_mm256_cvtepi32_ps(m), _mm256_set1_ps(0x1p-9f));
     return _mm256_blendv_ps(normal, small, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(8), m)));
 }
@@ -118,9 +118,11 @@ AVX2 static inline __m256 group_absmax(const uint16_t *x)
     for (int i = 0; i < 4; i++)
         half[i] = two_blocks(x + i * NIB_QUANT_BLOCK);
     for (int i = 0; i < 2; i++)
-        quarter[i] = _mm256_max_epu16(_mm256_unpacklo_epi64(half[2 * i], half[2 * i + 1]), _mm256_unpackhi_epi64(half[2 * i], half[2 * i + 1]));
+        quarter[i] = _mm256_max_epu16(_mm256_unpacklo_epi64(half[2 * i], half[2 * i + 1]),
+                                      _mm256_unpackhi_epi64(half[2 * i], half[2 * i + 1]));
     const __m256  a = _mm256_castsi256_ps(quarter[0]), b = _mm256_castsi256_ps(quarter[1]);
-    const __m256i pair = _mm256_max_epu16(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)));
+    const __m256i pair = _mm256_max_epu16(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)),
+                                          _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)));
     const __m256i most = _mm256_max_epu16(pair, _mm256_slli_epi32(pair, 16));
     return _mm256_castsi256_ps(_mm256_and_si256(most, _mm256_set1_epi32((int)0xffff0000u)));
 }
@@ -139,8 +141,8 @@ AVX2 static inline __m256 group_absmax_f32(const float *x)
     return _mm256_loadu_ps(most);
 }
 
-/* |x| / d rounded to E2M1, as nib_quant_round(): 1.5 * 2^22 times y's power of two, at least 1, added and subtracted rounds to a
- * half, one or two, whichever is y's step. */
+/* |x| / d rounded to E2M1, as nib_quant_round(): 1.5 * 2^22 times y's power of two, at least 1, added and subtracted
+ * rounds to a half, one or two, whichever is y's step. */
 AVX2 static inline __m256 round_ps(__m256 y)
 {
     const __m256  most = _mm256_min_ps(y, _mm256_set1_ps(6.0f)), power = _mm256_and_ps(most, _mm256_set1_ps(INFINITY));
@@ -155,15 +157,17 @@ AVX2 static inline void block_values(const struct nib_quant_row *r, int64_t b, f
     const __m256 unit = _mm256_set1_ps(r->unit), mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     for (int i = 0; i < NIB_QUANT_BLOCK; i += 8) {
         const int64_t at = b * NIB_QUANT_BLOCK + i;
-        const __m256  x = r->f32 ? _mm256_loadu_ps(r->f32 + at)
-                                 : _mm256_castsi256_ps(_mm256_slli_epi32(
-                                       _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(r->bf16 + at))), 16));
+        const __m256 x =
+            r->f32 ? _mm256_loadu_ps(r->f32 + at)
+                   : _mm256_castsi256_ps(_mm256_slli_epi32(
+                         _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(r->bf16 + at))), 16));
         _mm256_storeu_ps(a + i, _mm256_mul_ps(_mm256_and_ps(x, mask), unit));
     }
 }
 
 /* Errors of 16 candidates from `first` up for one block: lanes are candidates, so sums run over elements in order. */
-AVX2 static inline void block_errors(const struct nib_quant_row *r, int64_t b, const float *weight, uint8_t first, __m256 error[2])
+AVX2 static inline void block_errors(const struct nib_quant_row *r, int64_t b, const float *weight, uint8_t first,
+                                     __m256 error[2])
 {
     uint8_t s[NIB_QUANT_CANDIDATES];
     float   a[NIB_QUANT_BLOCK];
@@ -171,7 +175,8 @@ AVX2 static inline void block_errors(const struct nib_quant_row *r, int64_t b, c
         s[i] = (uint8_t)(first + i);
     block_values(r, b, a);
     const __m256 unit = _mm256_set1_ps(r->unit), g = _mm256_set1_ps(r->g), one = _mm256_set1_ps(1.0f);
-    const __m256 d0 = _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(s), g), unit), d1 = _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(s + 8), g), unit);
+    const __m256 d0 = _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(s), g), unit),
+                 d1 = _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(s + 8), g), unit);
     const __m256 i0 = _mm256_div_ps(one, d0), i1 = _mm256_div_ps(one, d1);
     __m256       sum0 = _mm256_setzero_ps(), sum1 = _mm256_setzero_ps();
     for (int k = 0; k < NIB_QUANT_BLOCK; k++) {
@@ -194,7 +199,8 @@ AVX2 static inline int least_of(const __m256 error[2])
     m = _mm256_min_ps(m, _mm256_permute2f128_ps(m, m, 1));
     m = _mm256_min_ps(m, _mm256_permute_ps(m, 0x4e));
     m = _mm256_min_ps(m, _mm256_permute_ps(m, 0xb1));
-    const int low = _mm256_movemask_ps(_mm256_cmp_ps(error[0], m, _CMP_EQ_OQ)), high = _mm256_movemask_ps(_mm256_cmp_ps(error[1], m, _CMP_EQ_OQ));
+    const int low = _mm256_movemask_ps(_mm256_cmp_ps(error[0], m, _CMP_EQ_OQ)),
+              high = _mm256_movemask_ps(_mm256_cmp_ps(error[1], m, _CMP_EQ_OQ));
     return __builtin_ctz((unsigned)low | (unsigned)high << 8 | 1u << 16);
 }
 
@@ -213,7 +219,8 @@ AVX2 static inline __m256i first_candidates(__m256 amax, float g)
     return _mm256_min_epi32(_mm256_max_epi32(c, _mm256_set1_epi32(1)), _mm256_set1_epi32(NIB_QUANT_FIRST_MAX));
 }
 
-AVX2 static inline void choose_mse(const struct nib_quant_row *r, int64_t at, __m256 amax, const float *weight, uint8_t *scales)
+AVX2 static inline void choose_mse(const struct nib_quant_row *r, int64_t at, __m256 amax, const float *weight,
+                                   uint8_t *scales)
 {
     uint8_t   first[GROUP];
     const int zero = _mm256_movemask_ps(_mm256_cmp_ps(amax, _mm256_setzero_ps(), _CMP_EQ_OQ));
@@ -226,7 +233,8 @@ AVX2 static inline void choose_mse(const struct nib_quant_row *r, int64_t at, __
 }
 
 /* The scale that maps the largest to 4 is at most eight codes above the one for 6: both are among 16 candidates. */
-AVX2 static inline void choose_4over6(const struct nib_quant_row *r, int64_t at, __m256 amax, const float *weight, uint8_t *scales)
+AVX2 static inline void choose_4over6(const struct nib_quant_row *r, int64_t at, __m256 amax, const float *weight,
+                                      uint8_t *scales)
 {
     uint8_t six[GROUP], four[GROUP];
     store_bytes(six, scales_for(amax, 6.0f, r->g));
@@ -241,10 +249,11 @@ AVX2 static inline void choose_4over6(const struct nib_quant_row *r, int64_t at,
     }
 }
 
-AVX2 static inline void choose_group(const struct nib_quant_row *r, int64_t at, enum nib_quant_choice how, const float *weight,
-                                     uint8_t *scales)
+AVX2 static inline void choose_group(const struct nib_quant_row *r, int64_t at, enum nib_quant_choice how,
+                                     const float *weight, uint8_t *scales)
 {
-    const __m256 amax = r->f32 ? group_absmax_f32(r->f32 + at * NIB_QUANT_BLOCK) : group_absmax(r->bf16 + at * NIB_QUANT_BLOCK);
+    const __m256 amax = r->f32 ? group_absmax_f32(r->f32 + at * NIB_QUANT_BLOCK)
+                               : group_absmax(r->bf16 + at * NIB_QUANT_BLOCK);
     if (how == NIB_QUANT_CHOOSE_ABSMAX)
         store_bytes(scales + at, scales_for(amax, 6.0f, r->g));
     else if (how == NIB_QUANT_CHOOSE_4OVER6)
@@ -266,8 +275,8 @@ AVX2 static void choose(const struct nib_quant_row *r, enum nib_quant_choice how
     nib_quant_kernels_portable.choose(&rest, how, scales + n_groups * GROUP);
 }
 
-/* What the comparisons of a block need, for each of a group twice in 32 bits: the largest BF16 magnitudes that do not pass a step, or
- * those less 127 where the difference is divided. Where a block's scale is zero nothing passes. */
+/* What the comparisons of a block need, for each of a group twice in 32 bits: the largest BF16 magnitudes that do not
+ * pass a step, or those less 127 where the difference is divided. Where a block's scale is zero nothing passes. */
 enum { T_025, T_075, T_125, T_600, A_125, A_175, N_BOUNDS };
 
 struct thresholds {
@@ -276,7 +285,7 @@ struct thresholds {
     unsigned dead; /* bit b: block b has a scale of zero */
 };
 
-/* Exactly, through double. Returns the bits of the largest float that does not pass. */
+/* The bits of the largest float that does not pass a step, found through double. */
 AVX2 static __m256i exact_step(__m256 d, int i)
 {
     const __m256d d0 = _mm256_cvtps_pd(_mm256_castps256_ps128(d)), d1 = _mm256_cvtps_pd(_mm256_extractf128_ps(d, 1));
@@ -303,22 +312,14 @@ AVX2 static inline void store_bound(struct thresholds *t, int i, __m256i v)
     _mm256_storeu_si256((__m256i *)(void *)t->bound[i], v);
 }
 
-/* fp32(d * T) is within two places of the exact bound, so its upper half is the answer unless its lower half is within two of a
- * carry. 0 < d is within SAFE_G times a scale: a normal number, and all its products. */
-AVX2 static inline void find_thresholds(const uint8_t *scales, float g, float unit, struct thresholds *t)
+AVX2 static void find_thresholds(const uint8_t *scales, float g, float unit, struct thresholds *t)
 {
-    const __m256  d = _mm256_mul_ps(e4m3_to_ps(scales), _mm256_set1_ps(g)), inf = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
-    const __m256  dead = _mm256_cmp_ps(d, _mm256_setzero_ps(), _CMP_EQ_OQ), safe = _mm256_blendv_ps(d, inf, dead);
-    __m256i       top[N_STEPS], lowest = _mm256_set1_epi32(-1);
-    for (int i = 0; i < N_STEPS; i++) {
-        const __m256i p = _mm256_castps_si256(_mm256_mul_ps(safe, _mm256_set1_ps(k_step[i].at)));
-        lowest = _mm256_min_epu16(lowest, _mm256_add_epi16(p, _mm256_set1_epi32(2)));
-        top[i] = top_twice(p);
-    }
-    const __m256i unsure = _mm256_cmpgt_epi32(_mm256_set1_epi32(5), _mm256_and_si256(lowest, _mm256_set1_epi32(0xffff)));
-    if (!_mm256_testz_si256(unsure, _mm256_xor_si256(_mm256_castps_si256(dead), _mm256_set1_epi32(-1))))
-        for (int i = 0; i < N_STEPS; i++)
-            top[i] = top_twice(exact_step(safe, i));
+    const __m256 d = _mm256_mul_ps(e4m3_to_ps(scales), _mm256_set1_ps(g)),
+                 inf = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
+    const __m256 dead = _mm256_cmp_ps(d, _mm256_setzero_ps(), _CMP_EQ_OQ), safe = _mm256_blendv_ps(d, inf, dead);
+    __m256i      top[N_STEPS];
+    for (int i = 0; i < N_STEPS; i++)
+        top[i] = top_twice(exact_step(safe, i));
     store_bound(t, T_025, top[0]);
     store_bound(t, T_075, top[1]);
     store_bound(t, T_125, top[2]);
@@ -327,6 +328,28 @@ AVX2 static inline void find_thresholds(const uint8_t *scales, float g, float un
     store_bound(t, A_175, _mm256_sub_epi16(top[3], _mm256_set1_epi16(BINADE - 1)));
     t->dead = (unsigned)_mm256_movemask_ps(dead);
     _mm256_storeu_ps(t->d, _mm256_mul_ps(d, _mm256_set1_ps(unit)));
+}
+
+/* Under one global scale, bounds of normal scales with the same three bits of mantissa differ by powers of two: `one`
+ * are those of the eight from 1 to 1.875. Groups that hold other scales, zeros too, are worked out in full. */
+AVX2 static inline void look_up_thresholds(const struct thresholds *one, const uint8_t *scales, float g, float unit,
+                                           struct thresholds *t)
+{
+    const __m256i s = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)scales));
+    if (_mm256_movemask_epi8(_mm256_cmpgt_epi32(_mm256_set1_epi32(8), s)) != 0) {
+        find_thresholds(scales, g, unit, t);
+        return;
+    }
+    const __m256i twice = _mm256_or_si256(s, _mm256_slli_epi32(s, 16));
+    const __m256i shift = _mm256_sub_epi16(_mm256_slli_epi16(_mm256_srli_epi16(twice, 3), 7),
+                                           _mm256_set1_epi16(7 * BINADE));
+    for (int i = 0; i < N_BOUNDS; i++) {
+        const __m256i row = _mm256_loadu_si256((const __m256i *)(const void *)one->bound[i]);
+        store_bound(t, i, _mm256_add_epi16(_mm256_permutevar8x32_epi32(row, s), shift));
+    }
+    const __m256 v = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(s, 20), _mm256_set1_epi32(120 << 23)));
+    _mm256_storeu_ps(t->d, _mm256_mul_ps(_mm256_mul_ps(v, _mm256_set1_ps(g)), _mm256_set1_ps(unit)));
+    t->dead = 0;
 }
 
 AVX2 static inline __m256i word_pair(const uint32_t *v)
@@ -358,7 +381,8 @@ AVX2 static inline __m256 last_ps(__m256i words)
     return _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), words));
 }
 
-/* A block: source words and decoded quotients, both BF16; d is in units too. `unit` is NULL where it is 1, as it nearly always is. */
+/* A block: source words and decoded quotients, both BF16; d is in units too. `unit` is NULL where it is 1, as it nearly
+ * always is. */
 AVX2 static inline void add_block(struct lanes *l, __m256i x, __m256i q, __m256 d, const float *unit)
 {
     const __m256 x0 = first_ps(x), x1 = last_ps(x);
@@ -392,18 +416,21 @@ AVX2 static inline __m256i table_of(__m128i half)
 
 AVX2 static inline __m256i code_highs(__m256i codes)
 {
-    return _mm256_shuffle_epi8(table_of(_mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, (char)0x80, (char)0xbf, (char)0xbf, (char)0xbf,
-                                                      (char)0xc0, (char)0xc0, (char)0xc0, (char)0xc0)), codes);
+    return _mm256_shuffle_epi8(
+        table_of(_mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, (char)0x80, (char)0xbf, (char)0xbf,
+                               (char)0xbf, (char)0xc0, (char)0xc0, (char)0xc0, (char)0xc0)),
+        codes);
 }
 
 AVX2 static inline __m256i code_lows(__m256i codes)
 {
-    return _mm256_shuffle_epi8(table_of(_mm_setr_epi8(0, 0, (char)0x80, (char)0xc0, 0, 0x40, (char)0x80, (char)0xc0, 0, 0, (char)0x80, (char)0xc0,
-                                                      0, 0x40, (char)0x80, (char)0xc0)), codes);
+    return _mm256_shuffle_epi8(table_of(_mm_setr_epi8(0, 0, (char)0x80, (char)0xc0, 0, 0x40, (char)0x80, (char)0xc0, 0,
+                                                      0, (char)0x80, (char)0xc0, 0, 0x40, (char)0x80, (char)0xc0)),
+                               codes);
 }
 
-/* How many steps each of 16 magnitudes passes; *saturated gets -1 for each that is beyond the grid. From 1.25 up steps repeat with
- * every binade, as BF16 numbers 128 apart, and so are counted by a shift; above 6 the count would go on. */
+/* How many steps each of 16 magnitudes passes; *saturated gets -1 for each that is beyond the grid. From 1.25 up steps
+ * repeat with every binade, as BF16 numbers 128 apart, and so are counted by a shift; above 6 the count would go on. */
 AVX2 static inline __m256i count_steps(__m256i magnitude, const struct thresholds *t, int b, __m256i *saturated)
 {
     const __m256i above = _mm256_max_epi16(magnitude, word_pair(&t->bound[T_125][b]));
@@ -412,13 +439,14 @@ AVX2 static inline __m256i count_steps(__m256i magnitude, const struct threshold
     const __m256i half = _mm256_cmpgt_epi16(magnitude, word_pair(&t->bound[T_025][b]));
     const __m256i one = _mm256_cmpgt_epi16(magnitude, word_pair(&t->bound[T_075][b]));
     *saturated = _mm256_add_epi16(*saturated, _mm256_cmpgt_epi16(magnitude, word_pair(&t->bound[T_600][b])));
-    return _mm256_min_epi16(_mm256_sub_epi16(_mm256_add_epi16(even, odd), _mm256_add_epi16(half, one)), _mm256_set1_epi16(7));
+    return _mm256_min_epi16(_mm256_sub_epi16(_mm256_add_epi16(even, odd), _mm256_add_epi16(half, one)),
+                            _mm256_set1_epi16(7));
 }
 
-/* Two blocks. Returns their codes, packed, in the lower bytes of words: 4 of the first block and 4 of the second from their first
- * halves, then the same of their last halves. An encoder keeps signs, so errors are those of magnitudes. */
-AVX2 static inline __m256i two_codes(const uint16_t *x, const struct thresholds *t, int b, const float *unit, __m256i *saturated,
-                                     struct lanes *l)
+/* Two blocks. Returns their codes, packed, in the lower bytes of words: 4 of the first block and 4 of the second from
+ * their first halves, then the same of their last halves. An encoder keeps signs, so errors are those of magnitudes. */
+AVX2 static inline __m256i two_codes(const uint16_t *x, const struct thresholds *t, int b, const float *unit,
+                                     __m256i *saturated, struct lanes *l)
 {
     const __m256i mask = _mm256_set1_epi16(0x7fff), w0 = load_words(x), w1 = load_words(x + NIB_QUANT_BLOCK);
     const __m256i m0 = _mm256_and_si256(w0, mask), m1 = _mm256_and_si256(w1, mask);
@@ -431,8 +459,8 @@ AVX2 static inline __m256i two_codes(const uint16_t *x, const struct thresholds 
     return _mm256_maddubs_epi16(_mm256_or_si256(counts, signs), _mm256_set1_epi16(0x1001));
 }
 
-AVX2 static inline void encode_group(const uint16_t *x, const struct thresholds *t, const float *unit, uint8_t *codes, __m256i *saturated,
-                                     struct lanes *l)
+AVX2 static inline void encode_group(const uint16_t *x, const struct thresholds *t, const float *unit, uint8_t *codes,
+                                     __m256i *saturated, struct lanes *l)
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     for (int b = 0; b < GROUP; b += 4) {
@@ -441,35 +469,52 @@ AVX2 static inline void encode_group(const uint16_t *x, const struct thresholds 
         _mm256_storeu_si256((__m256i *)(void *)(codes + b * (NIB_QUANT_BLOCK / 2)),
                             _mm256_permutevar8x32_epi32(_mm256_packus_epi16(a, c), order));
     }
-    for (int b = 0; b < GROUP && t->dead; b++)
-        if (t->dead >> b & 1)
+    for (unsigned dead = t->dead, b = 0; dead != 0; dead >>= 1, b++)
+        if (dead & 1)
             memset(codes + b * (NIB_QUANT_BLOCK / 2), 0, NIB_QUANT_BLOCK / 2);
 }
 
-AVX2 static inline void encode_groups(const struct nib_quant_row *r, int64_t n_groups, const float *unit, const uint8_t *scales,
-                                      uint8_t *codes, struct nib_quant_sums *sums)
+/* Rows follow each other: the next one is fetched from memory while this one is worked on. */
+static inline void fetch_next(const struct nib_quant_row *r, int64_t group)
+{
+    const char *at = (const char *)(r->bf16 + (r->n_blocks + group * GROUP) * NIB_QUANT_BLOCK);
+    for (int k = 0; k < GROUP * NIB_QUANT_BLOCK * 2; k += CACHE_LINE)
+        __builtin_prefetch(at + k);
+}
+
+AVX2 static inline void flush_saturated(__m256i *saturated, struct nib_quant_sums *sums)
+{
+    int32_t part[8];
+    _mm256_storeu_si256((__m256i *)(void *)part, _mm256_madd_epi16(*saturated, _mm256_set1_epi16(-1)));
+    for (int k = 0; k < 8; k++)
+        sums->saturated += part[k];
+    *saturated = _mm256_setzero_si256();
+}
+
+/* Bounds first and then codes, several groups at a time, so that either keeps its constants in registers. */
+AVX2 static inline void encode_groups(const struct nib_quant_row *r, int64_t n_groups, const float *unit,
+                                      const uint8_t *scales, uint8_t *codes, struct nib_quant_sums *sums)
 {
     struct lanes      l = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     __m256i           saturated = _mm256_setzero_si256();
-    struct thresholds t;
-    for (int64_t i = 0; i < n_groups; i++) {
-        /* Rows follow each other: the next one is fetched from memory while this one is worked on. */
-        for (int k = 0; k < GROUP * NIB_QUANT_BLOCK; k += CACHE_LINE / 2)
-            _mm_prefetch((const char *)(r->bf16 + (r->n_blocks + i * GROUP) * NIB_QUANT_BLOCK + k), _MM_HINT_T0);
-        find_thresholds(scales + i * GROUP, r->g, r->unit, &t);
-        encode_group(r->bf16 + i * GROUP * NIB_QUANT_BLOCK, &t, unit, codes + i * GROUP * (NIB_QUANT_BLOCK / 2), &saturated, &l);
-        if ((i + 1) % FLUSH_GROUPS == 0) {
-            int32_t part[8];
-            _mm256_storeu_si256((__m256i *)(void *)part, _mm256_madd_epi16(saturated, _mm256_set1_epi16(-1)));
-            for (int k = 0; k < 8; k++)
-                sums->saturated += part[k];
-            saturated = _mm256_setzero_si256();
-            flush_lanes(&l, sums);
+    static const uint8_t mantissas[GROUP] = {0x38, 0x39, 0x3a, 0x3b, 0x3c, 0x3d, 0x3e, 0x3f};
+    struct thresholds one, t[FLUSH_GROUPS];
+    find_thresholds(mantissas, r->g, r->unit, &one);
+    for (int64_t i = 0; i < n_groups; i += FLUSH_GROUPS) {
+        for (int k = 0; k < FLUSH_GROUPS; k++)
+            look_up_thresholds(&one, scales + (i + k) * GROUP, r->g, r->unit, &t[k]);
+        for (int k = 0; k < FLUSH_GROUPS; k++) {
+            fetch_next(r, i + k);
+            encode_group(r->bf16 + (i + k) * GROUP * NIB_QUANT_BLOCK, &t[k], unit,
+                         codes + (i + k) * GROUP * (NIB_QUANT_BLOCK / 2), &saturated, &l);
         }
+        flush_saturated(&saturated, sums);
+        flush_lanes(&l, sums);
     }
 }
 
-AVX2 static void encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *codes, struct nib_quant_sums *sums)
+AVX2 static void encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *codes,
+                        struct nib_quant_sums *sums)
 {
     /* Groups end where the portable kernel adds up, so that what is left over begins a new sum there too. */
     const int64_t n_groups = r->bf16 && is_safe(r) ? r->n_blocks / (GROUP * FLUSH_GROUPS) * FLUSH_GROUPS : 0;
@@ -478,19 +523,21 @@ AVX2 static void encode(const struct nib_quant_row *r, const uint8_t *scales, ui
     else
         encode_groups(r, n_groups, &r->unit, scales, codes, sums);
     const struct nib_quant_row rest = behind(r, n_groups * GROUP);
-    nib_quant_kernels_portable.encode(&rest, scales + n_groups * GROUP, codes + n_groups * GROUP * (NIB_QUANT_BLOCK / 2), sums);
+    nib_quant_kernels_portable.encode(&rest, scales + n_groups * GROUP,
+                                      codes + n_groups * GROUP * (NIB_QUANT_BLOCK / 2), sums);
 }
 
 /* Eight bytes of codes to 16, those of two blocks side by side in each half, as unpacking wants them. */
 AVX2 static inline __m256i spread_codes(const uint8_t *codes)
 {
     const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)codes);
-    const __m128i even = _mm_and_si128(bytes, _mm_set1_epi8(15)), odd = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
+    const __m128i even = _mm_and_si128(bytes, _mm_set1_epi8(15)),
+                  odd = _mm_and_si128(_mm_srli_epi16(bytes, 4), _mm_set1_epi8(15));
     return _mm256_permute4x64_epi64(_mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd)), 0xd8);
 }
 
-AVX2 static inline void measure_groups(const struct nib_quant_row *r, int64_t n_groups, const float *unit, const uint8_t *scales,
-                                       const uint8_t *codes, struct nib_quant_sums *sums)
+AVX2 static inline void measure_groups(const struct nib_quant_row *r, int64_t n_groups, const float *unit,
+                                       const uint8_t *scales, const uint8_t *codes, struct nib_quant_sums *sums)
 {
     const __m256 one = _mm256_set1_ps(r->unit), g = _mm256_set1_ps(r->g);
     struct lanes l = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
@@ -500,16 +547,19 @@ AVX2 static inline void measure_groups(const struct nib_quant_row *r, int64_t n_
         for (int b = 0; b < GROUP; b += 2) {
             const int64_t   at = i * GROUP + b;
             const uint16_t *x = r->bf16 + at * NIB_QUANT_BLOCK;
-            const __m256i   c = spread_codes(codes + at * (NIB_QUANT_BLOCK / 2)), high = code_highs(c), low = code_lows(c);
+            const __m256i c = spread_codes(codes + at * (NIB_QUANT_BLOCK / 2)), high = code_highs(c),
+                          low = code_lows(c);
             add_block(&l, load_words(x), _mm256_unpacklo_epi8(low, high), _mm256_broadcast_ss(&d[b]), unit);
-            add_block(&l, load_words(x + NIB_QUANT_BLOCK), _mm256_unpackhi_epi8(low, high), _mm256_broadcast_ss(&d[b + 1]), unit);
+            add_block(&l, load_words(x + NIB_QUANT_BLOCK), _mm256_unpackhi_epi8(low, high),
+                      _mm256_broadcast_ss(&d[b + 1]), unit);
         }
         if ((i + 1) % FLUSH_GROUPS == 0)
             flush_lanes(&l, sums);
     }
 }
 
-AVX2 static void measure(const struct nib_quant_row *r, const uint8_t *scales, const uint8_t *codes, struct nib_quant_sums *sums)
+AVX2 static void measure(const struct nib_quant_row *r, const uint8_t *scales, const uint8_t *codes,
+                         struct nib_quant_sums *sums)
 {
     const int64_t n_groups = r->bf16 ? r->n_blocks / (GROUP * FLUSH_GROUPS) * FLUSH_GROUPS : 0;
     if (r->unit == 1)
@@ -517,7 +567,8 @@ AVX2 static void measure(const struct nib_quant_row *r, const uint8_t *scales, c
     else
         measure_groups(r, n_groups, &r->unit, scales, codes, sums);
     const struct nib_quant_row rest = behind(r, n_groups * GROUP);
-    nib_quant_kernels_portable.measure(&rest, scales + n_groups * GROUP, codes + n_groups * GROUP * (NIB_QUANT_BLOCK / 2), sums);
+    nib_quant_kernels_portable.measure(&rest, scales + n_groups * GROUP,
+                                       codes + n_groups * GROUP * (NIB_QUANT_BLOCK / 2), sums);
 }
 
 AVX2 static void fp8_to_bf16(const uint8_t *x, int64_t n, int32_t k, uint16_t *out)
@@ -527,11 +578,13 @@ AVX2 static void fp8_to_bf16(const uint8_t *x, int64_t n, int32_t k, uint16_t *o
         _mm_setr_epi8(0, 0, (char)0x80, (char)0xc0, 0, 0x20, 0x40, 0x60, 0, 0, 0, 0, 0, 0, 0, 0));
     const __m256i high = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c, 0, 0, 0, 0, 0, 0, 0, 0));
-    const __m256i shift = _mm256_set1_epi16((short)(k * 128)), bias = _mm256_set1_epi16((short)(120 * 128)), zero = _mm256_setzero_si256();
+    const __m256i shift = _mm256_set1_epi16((short)(k * 128)), bias = _mm256_set1_epi16((short)(120 * 128)),
+                  zero = _mm256_setzero_si256();
     int64_t       i = 0;
     for (; i + 16 <= n; i += 16) {
         const __m256i c = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(x + i)));
-        const __m256i m = _mm256_and_si256(c, _mm256_set1_epi16(0x7f)), sign = _mm256_slli_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0x80)), 8);
+        const __m256i m = _mm256_and_si256(c, _mm256_set1_epi16(0x7f)),
+                      sign = _mm256_slli_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0x80)), 8);
         const __m256i normal = _mm256_add_epi16(_mm256_slli_epi16(m, 4), bias);
         const __m256i small = _mm256_or_si256(_mm256_and_si256(_mm256_shuffle_epi8(low, m), _mm256_set1_epi16(0xff)),
                                               _mm256_slli_epi16(_mm256_shuffle_epi8(high, m), 8));

@@ -38,7 +38,8 @@ static void put(int shard, const char *name, const char *dtype, int item, long r
     }
     char shape[64];
     (void)snprintf(shape, sizeof shape, cols ? "%ld,%ld" : "%ld", rows, cols);
-    s->n += (size_t)sprintf(s->header + s->n, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}",
+    s->n += (size_t)sprintf(s->header + s->n,
+                            "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}",
                             s->n ? "," : "{", name, dtype, shape, s->bytes, s->bytes + bytes);
     s->bytes += bytes;
     fprintf(g_index, "%s\n\"%s\":\"model-%05d-of-%05d.safetensors\"", g_first ? "" : ",", name, shard + 1, g_n_shards);
@@ -76,9 +77,14 @@ static void put_layer(const struct shape *m, int layer, int shard)
     const struct {
         const char *base;
         long        rows, cols;
-    } fp8[] = {{"attn.wq_a", m->q_rank, m->dim},          {"attn.wq_b", m->heads * 512L, m->q_rank}, {"attn.wkv", 512, m->dim},
-               {"attn.wo_a", 16384, m->heads * 512L / 16}, {"attn.wo_b", m->dim, 16384},              {"ffn.shared_experts.w1", m->inner, m->dim},
-               {"ffn.shared_experts.w2", m->dim, m->inner}, {"ffn.shared_experts.w3", m->inner, m->dim}};
+    } fp8[] = {{"attn.wq_a", m->q_rank, m->dim},
+               {"attn.wq_b", m->heads * 512L, m->q_rank},
+               {"attn.wkv", 512, m->dim},
+               {"attn.wo_a", 16384, m->heads * 512L / 16},
+               {"attn.wo_b", m->dim, 16384},
+               {"ffn.shared_experts.w1", m->inner, m->dim},
+               {"ffn.shared_experts.w2", m->dim, m->inner},
+               {"ffn.shared_experts.w3", m->inner, m->dim}};
     for (size_t i = 0; i < sizeof fp8 / sizeof fp8[0]; i++) {
         (void)snprintf(base, sizeof base, "layers.%d.%s", layer, fp8[i].base);
         put_fp8(shard, base, fp8[i].rows, fp8[i].cols);
@@ -132,26 +138,33 @@ static void write_config(const struct shape *m)
     FILE *f = fopen(path, "w");
     if (!f)
         exit(1);
-    fprintf(f, "{\"architectures\":[\"DeepseekV4ForCausalLM\"],\"model_type\":\"deepseek_v4\",\"bos_token_id\":0,\"eos_token_id\":1,"
-               "\"hc_eps\":1e-06,\"hc_mult\":4,\"hc_sinkhorn_iters\":20,\"head_dim\":512,\"hidden_act\":\"silu\",\"hidden_size\":%d,"
-               "\"index_head_dim\":128,\"index_n_heads\":64,\"index_topk\":512,\"max_position_embeddings\":65536,"
-               "\"moe_intermediate_size\":%d,\"n_routed_experts\":%d,\"n_shared_experts\":1,\"norm_topk_prob\":true,"
-               "\"num_attention_heads\":%d,\"num_experts_per_tok\":2,\"num_hidden_layers\":%d,\"num_hash_layers\":0,"
-               "\"num_key_value_heads\":1,\"num_nextn_predict_layers\":0,\"o_groups\":16,\"o_lora_rank\":1024,\"q_lora_rank\":%d,"
-               "\"qk_rope_head_dim\":64,\"rms_norm_eps\":1e-06,\"rope_theta\":10000,\"compress_rope_theta\":160000,"
-               "\"routed_scaling_factor\":1.5,\"scoring_func\":\"sqrtsoftplus\",\"sliding_window\":128,\"swiglu_limit\":10.0,"
-               "\"tie_word_embeddings\":false,\"topk_method\":\"noaux_tc\",\"vocab_size\":%d,\"compress_ratios\":[",
-            m->dim, m->inner, m->experts, m->heads, m->layers, m->q_rank, m->vocab);
+    fprintf(f, "{\"architectures\":[\"DeepseekV4ForCausalLM\"],\"model_type\":\"deepseek_v4\",\"bos_token_id\":0,");
+    fprintf(f, "\"eos_token_id\":1,\"hc_eps\":1e-06,\"hc_mult\":4,\"hc_sinkhorn_iters\":20,\"head_dim\":512,");
+    fprintf(f, "\"hidden_act\":\"silu\",\"hidden_size\":%d,\"index_head_dim\":128,\"index_n_heads\":64,", m->dim);
+    fprintf(f, "\"index_topk\":512,\"max_position_embeddings\":65536,\"moe_intermediate_size\":%d,", m->inner);
+    fprintf(f, "\"n_routed_experts\":%d,\"n_shared_experts\":1,\"norm_topk_prob\":true,", m->experts);
+    fprintf(f, "\"num_attention_heads\":%d,\"num_experts_per_tok\":2,\"num_hidden_layers\":%d,", m->heads, m->layers);
+    fprintf(f, "\"num_hash_layers\":0,\"num_key_value_heads\":1,\"num_nextn_predict_layers\":0,\"o_groups\":16,");
+    fprintf(f, "\"o_lora_rank\":1024,\"q_lora_rank\":%d,\"qk_rope_head_dim\":64,\"rms_norm_eps\":1e-06,", m->q_rank);
+    fprintf(f, "\"rope_theta\":10000,\"compress_rope_theta\":160000,\"routed_scaling_factor\":1.5,");
+    fprintf(f, "\"scoring_func\":\"sqrtsoftplus\",\"sliding_window\":128,\"swiglu_limit\":10.0,");
+    fprintf(f, "\"tie_word_embeddings\":false,\"topk_method\":\"noaux_tc\",\"vocab_size\":%d,", m->vocab);
+    fprintf(f, "\"compress_ratios\":[");
     for (int i = 0; i < m->layers; i++)
         fprintf(f, "%s0", i ? "," : "");
-    fprintf(f, "]%s}\n", m->bf16 ? "" : ",\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128]}");
+    fprintf(f, "]");
+    if (!m->bf16)
+        fprintf(f, ",\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\","
+                   "\"weight_block_size\":[128,128]}");
+    fprintf(f, "}\n");
     (void)fclose(f);
 }
 
 int main(int argc, char **argv)
 {
     static const struct shape pro = {7168, 3072, 384, 61, 64, 128, 1536, 129280, 0, 0};
-    static const struct shape large = {4096, 2048, 14, 30, 10, 64, 1024, 2048, 1, 64 << 20}; /* 14 * 30 * 3 * 16 MiB = 19.7 GiB */
+    /* 14 * 30 * 3 * 16 MiB = 19.7 GiB */
+    static const struct shape large = {4096, 2048, 14, 30, 10, 64, 1024, 2048, 1, 64 << 20};
     static const struct shape files = {4096, 2048, 14, 2, 1, 64, 1024, 2048, 1, 8192};
     if (argc != 3) {
         fprintf(stderr, "usage: generate pro|large|files DIR\n");
