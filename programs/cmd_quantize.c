@@ -60,12 +60,14 @@ static json_t *json_u64(uint64_t v)
 
 static int print_json(const struct nib_quantize_result *r, const struct quantize_options *o)
 {
-    json_t *j = json_pack("{s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:o, s:o, s:b}", "tensors", (json_int_t)r->n_tensors,
-                          "matrices", (json_int_t)r->n_matrices, "exact", (json_int_t)r->n_exact, "weights", json_u64(r->n_weights), "recoded",
-                          json_u64(r->n_recoded), "saturated", json_u64(r->n_saturated), "source_bytes", json_u64(r->source_bytes),
-                          "output_bytes", json_u64(r->output_bytes), "relative_mse", output_real(r->relative_mse), "cosine",
-                          output_real(r->cosine), "shards", (int)r->n_shards, "shards_kept", (int)r->n_shards_kept, "memory_bytes",
-                          json_u64(r->memory_bytes), "seconds", output_real(r->seconds), "was_complete", r->was_complete);
+    json_t *j = json_pack("{s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:o, s:o, s:b}", "tensors",
+                          (json_int_t)r->n_tensors, "matrices", (json_int_t)r->n_matrices, "exact",
+                          (json_int_t)r->n_exact, "weights", json_u64(r->n_weights), "recoded", json_u64(r->n_recoded),
+                          "saturated", json_u64(r->n_saturated), "source_bytes", json_u64(r->source_bytes),
+                          "output_bytes", json_u64(r->output_bytes), "relative_mse", output_real(r->relative_mse),
+                          "cosine", output_real(r->cosine), "shards", (int)r->n_shards, "shards_kept",
+                          (int)r->n_shards_kept, "memory_bytes", json_u64(r->memory_bytes), "seconds",
+                          output_real(r->seconds), "was_complete", r->was_complete);
 
     if (j && o->verify)
         (void)json_object_set_new(j, "mismatches", json_integer((json_int_t)r->n_mismatches));
@@ -76,11 +78,13 @@ static void print_plan(const struct nib_quantize_result *r)
 {
     char a[32], b[32];
 
-    (void)printf("tensors     %" PRId64 " in %d shards; %" PRId64 " matrices to NVFP4\n", r->n_tensors, r->n_shards, r->n_matrices);
+    (void)printf("tensors     %" PRId64 " in %d shards; %" PRId64 " matrices to NVFP4\n", r->n_tensors, r->n_shards,
+                 r->n_matrices);
     (void)printf("weights     %s\n", output_count(a, r->n_weights));
     (void)printf("size        %s, from %s\n", output_bytes(a, r->output_bytes), output_bytes(b, r->source_bytes));
     (void)printf("memory      %s at most\n", output_bytes(a, r->memory_bytes));
-    (void)printf("time        about %.0f min (this machine's arithmetic, measured, and files at 1 GB/s)\n", r->seconds / 60);
+    (void)printf("time        about %.0f min (this machine's arithmetic, measured, and files at 1 GB/s)\n",
+                 r->seconds / 60);
 }
 
 static void print_result(const struct nib_quantize_result *r, const struct quantize_options *o)
@@ -91,11 +95,12 @@ static void print_result(const struct nib_quantize_result *r, const struct quant
         (void)printf("'%s' is complete; nothing was left to do\n", o->operand[1]);
         return;
     }
-    (void)printf("%s%" PRId64 " matrices, %" PRId64 " exact; relative MSE %.4g, cosine %.6f\n", o->verify ? "verified " : "", r->n_matrices,
-                 r->n_exact, r->relative_mse, r->cosine);
+    (void)printf("%s%" PRId64 " matrices, %" PRId64 " exact; relative MSE %.4g, cosine %.6f\n",
+                 o->verify ? "verified " : "", r->n_matrices, r->n_exact, r->relative_mse, r->cosine);
     if (!o->verify)
-        (void)printf("%" PRIu64 " blocks recoded, %" PRIu64 " weights saturated; %s to %s in %d shards (%d kept)\n", r->n_recoded,
-                     r->n_saturated, output_bytes(a, r->source_bytes), output_bytes(b, r->output_bytes), r->n_shards, r->n_shards_kept);
+        (void)printf("%" PRIu64 " blocks recoded, %" PRIu64 " weights saturated; %s to %s in %d shards (%d kept)\n",
+                     r->n_recoded, r->n_saturated, output_bytes(a, r->source_bytes), output_bytes(b, r->output_bytes),
+                     r->n_shards, r->n_shards_kept);
     (void)printf("%.1f s, %.2f GB/s read and written\n", r->seconds,
                  (double)(r->source_bytes + r->output_bytes) / 1e9 / (r->seconds > 0 ? r->seconds : 1));
     if (o->verify)
@@ -163,33 +168,39 @@ int cmd_quantize(int argc, char **argv)
          .help = "routed experts; or all projections but o_a; or the head as well"},
         {.name = "--include", .kind = CLI_KIND_TEXT, .value = &o.include, .metavar = "GLOB",
          .help = "matrices to quantise besides, by name without \".weight\"; several with commas"},
-        {.name = "--exclude", .kind = CLI_KIND_TEXT, .value = &o.exclude, .metavar = "GLOB", .help = "matrices to leave as they are"},
+        {.name = "--exclude", .kind = CLI_KIND_TEXT, .value = &o.exclude, .metavar = "GLOB",
+         .help = "matrices to leave as they are"},
         {.name = "--method", .kind = CLI_KIND_CHOICE, .value = &o.method, .choices = method_names,
          .help = "how scales are chosen where no exact cast exists; auto is mse"},
         {.name = "--calibrate", .kind = CLI_KIND_TEXT, .value = &o.calibrate, .metavar = "FILE.jsonl",
          .help = "prompts from which input scales are measured; mse and gptq weigh errors by them"},
-        {.name = "--layout", .kind = CLI_KIND_CHOICE, .value = &o.layout, .choices = layout_names, .help = "spelling of tensor names"},
+        {.name = "--layout", .kind = CLI_KIND_CHOICE, .value = &o.layout, .choices = layout_names,
+         .help = "spelling of tensor names"},
     };
     const struct cli_option how[] = {
         {.name = "--threads", .kind = CLI_KIND_COUNT, .value = &o.threads, .low = 0, .high = 4096, .metavar = "N",
          .help = "0: all cores; changes no byte of the result"},
-        {.name = "--memory", .kind = CLI_KIND_NUMBER, .value = &o.memory_gib, .low = 0.0625, .high = 1e6, .metavar = "GiB",
-         .help = "working memory; 4"},
-        {.name = "--shard-size", .kind = CLI_KIND_NUMBER, .value = &o.shard_gib, .low = 0, .high = 1e6, .above_low = true, .metavar = "GiB",
-         .help = "of a file; 5"},
-        {.name = "--resume", .kind = CLI_KIND_FLAG, .value = &o.resume, .help = "go on with an interrupted run of the same job"},
-        {.name = "--dry-run", .kind = CLI_KIND_FLAG, .value = &o.dry_run, .help = "print time, size and memory; write nothing"},
+        {.name = "--memory", .kind = CLI_KIND_NUMBER, .value = &o.memory_gib, .low = 0.0625, .high = 1e6,
+         .metavar = "GiB", .help = "working memory; 4"},
+        {.name = "--shard-size", .kind = CLI_KIND_NUMBER, .value = &o.shard_gib, .low = 0, .high = 1e6,
+         .above_low = true, .metavar = "GiB", .help = "of a file; 5"},
+        {.name = "--resume", .kind = CLI_KIND_FLAG, .value = &o.resume,
+         .help = "go on with an interrupted run of the same job"},
+        {.name = "--dry-run", .kind = CLI_KIND_FLAG, .value = &o.dry_run,
+         .help = "print time, size and memory; write nothing"},
         {.name = "--verify", .kind = CLI_KIND_FLAG, .value = &o.verify,
          .help = "recompute the errors of DST against SRC, and compare all other tensors"},
         {.name = "--json", .kind = CLI_KIND_FLAG, .value = &o.json, .help = "print as JSON"},
     };
-    const struct cli_group groups[] = {{"What", what, sizeof what / sizeof what[0]}, {"How", how, sizeof how / sizeof how[0]}};
+    const struct cli_group groups[] = {{"What", what, sizeof what / sizeof what[0]},
+                                       {"How", how, sizeof how / sizeof how[0]}};
     const struct cli_syntax syntax = {
         .command = "quantize",
         .usage = "[options] SRC DST",
-        .about = "Writes the checkpoint SRC again as DST in NVFP4: MXFP4 by an exact cast, NVFP4 as it is, all else with the\n"
-                 "least error. DST must be new or empty, or with --resume an interrupted run of the same job. It also gets\n"
-                 "nibble-quant.json and nibble-quant.md, which say what was done and what it cost. See docs/quantize.md.",
+        .about =
+            "Writes the checkpoint SRC again as DST in NVFP4: MXFP4 by an exact cast, NVFP4 as it is, all else with\n"
+            "the least error. DST must be new or empty, or with --resume an interrupted run of the same job. It also\n"
+            "gets nibble-quant.json and nibble-quant.md, which say what was done and what it cost. See docs/quantize.md.",
         .groups = groups,
         .n_groups = 2,
         .operand = &o.operand[0],

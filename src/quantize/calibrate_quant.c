@@ -1,9 +1,9 @@
-/* Calibration: the engine's layers run over a text one after the other, each with its weights loaded alone, and the inputs of its
- * projections are observed.
+/* Calibration: the engine's layers run over a text one after the other, each with its weights loaded alone, and the
+ * inputs of its projections are observed.
  *
- * What is kept between layers is the streams of all tokens, once in front of the layer and once behind. When a matrix of layer L is
- * asked for, layers up to L have been run; inputs of L are observed in one run, or, where second moments of all of them do not fit,
- * in several, a stretch of inputs each. */
+ * What is kept between layers is the streams of all tokens, once in front of the layer and once behind. When a matrix
+ * of layer L is asked for, layers up to L have been run; inputs of L are observed in one run, or, where second moments
+ * of all of them do not fit, in several, a stretch of inputs each. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +42,8 @@ static uint64_t stream_floats(const struct nib_quant_calibration *c)
 /* ---- Running a layer ---- */
 
 /* Rows of one whole sequence from position 0. */
-static enum nib_status fill_rows(struct nib_quant_calibration *c, const struct nib_seq_state *s, const int32_t *token, int32_t n,
-                                 struct nib_rows *rows)
+static enum nib_status fill_rows(struct nib_quant_calibration *c, const struct nib_seq_state *s, const int32_t *token,
+                                 int32_t n, struct nib_rows *rows)
 {
     const int32_t stride = c->rank.pool.page_stride;
     int32_t      *at = c->host;
@@ -59,8 +59,16 @@ static enum nib_status fill_rows(struct nib_quant_calibration *c, const struct n
     memcpy(rest + 3, s->window_page, (size_t)stride * sizeof *rest);
     memcpy(rest + 3 + stride, s->entry_page, (size_t)stride * sizeof *rest);
     const int32_t *d = c->device, *dr = d + 3 * n;
-    *rows = (struct nib_rows){.n_rows = n, .n_seqs = 1, .token = d, .pos = d + n, .seq = d + 2 * n, .seq_start = dr, .slot = dr + 2,
-                              .window_page = dr + 3, .entry_page = dr + 3 + stride, .page_stride = stride};
+    *rows = (struct nib_rows){.n_rows = n,
+                              .n_seqs = 1,
+                              .token = d,
+                              .pos = d + n,
+                              .seq = d + 2 * n,
+                              .seq_start = dr,
+                              .slot = dr + 2,
+                              .window_page = dr + 3,
+                              .entry_page = dr + 3 + stride,
+                              .page_stride = stride};
     return c->rank.api->upload(c->rank.stream, c->device, c->host, (size_t)(3 * n + 3 + 2 * stride) * sizeof *c->host);
 }
 
@@ -77,8 +85,11 @@ static enum nib_status run_sequence(struct nib_quant_calibration *c, int32_t lay
         status = fill_rows(c, &state, c->text.id + first, n, &rows);
     const size_t bytes = (size_t)n * (size_t)width * sizeof(float);
     if (status == NIB_OK && layer < 0)
-        status = rk->ops->embed(rk->stream, &(struct nib_embed_args){.token = rows.token, .n_rows = n, .n_copies = rk->config->n_hc,
-                                                                     .w = rk->weights.embed, .y = nib_mat_rows(rk->work.streams, n)});
+        status = rk->ops->embed(rk->stream, &(struct nib_embed_args){.token = rows.token,
+                                                                     .n_rows = n,
+                                                                     .n_copies = rk->config->n_hc,
+                                                                     .w = rk->weights.embed,
+                                                                     .y = nib_mat_rows(rk->work.streams, n)});
     else if (status == NIB_OK) {
         status = rk->api->upload(rk->stream, rk->work.streams.data, c->streams + (uint64_t)first * width, bytes);
         if (status == NIB_OK)
@@ -119,8 +130,10 @@ static enum nib_status run_layer(struct nib_quant_calibration *c, int32_t layer,
 {
     struct nib_rank         *rk = &c->rank;
     const struct nib_sources part = part_of(&c->model->sources, layer);
-    NIB_TRY(nib_weights_load(&(struct nib_load_args){.config = rk->config, .sources = &part, .api = rk->api, .backend = rk->backend,
-                                                     .act_quant = rk->act_quant}, &rk->weights, err));
+    NIB_TRY(nib_weights_load(
+        &(struct nib_load_args){
+            .config = rk->config, .sources = &part, .api = rk->api, .backend = rk->backend, .act_quant = rk->act_quant},
+        &rk->weights, err));
     struct nib_quant_observer *o = &c->observer;
     o->status = NIB_OK;
     rk->ops = rk->api->ops;
@@ -184,7 +197,8 @@ static enum nib_status observe_from(struct nib_quant_calibration *c, int32_t inp
         in->square = calloc((size_t)in->n_in, sizeof *in->square);
         in->product = gptq ? calloc((size_t)n2, 1) : NULL;
         if (!in->square || (gptq && !in->product))
-            return nib_error_set(err, NIB_E_MEMORY, "no memory for the second moments of %" PRId64 " channels", in->n_in);
+            return nib_error_set(err, NIB_E_MEMORY, "no memory for the second moments of %" PRId64 " channels",
+                                 in->n_in);
     }
     /* The whole layer's input is what rare experts lean on; its squares are always kept. */
     if (!c->input[NIB_INPUT_FFN].square)
@@ -200,12 +214,18 @@ static int32_t input_of(const struct nib_quant_calibration *c, const struct nib_
     static const struct {
         size_t  offset;
         int32_t input;
-    } map[] = {{offsetof(struct nib_layer, wq_a), NIB_INPUT_ATTN},           {offsetof(struct nib_layer, wkv), NIB_INPUT_ATTN},
-               {offsetof(struct nib_layer, compress.wkv), NIB_INPUT_ATTN},   {offsetof(struct nib_layer, compress.wgate), NIB_INPUT_ATTN},
-               {offsetof(struct nib_layer, index.wkv), NIB_INPUT_ATTN},      {offsetof(struct nib_layer, index.wgate), NIB_INPUT_ATTN},
-               {offsetof(struct nib_layer, index_weights), NIB_INPUT_ATTN},  {offsetof(struct nib_layer, wq_b), NIB_INPUT_Q},
-               {offsetof(struct nib_layer, index_wq_b), NIB_INPUT_Q},        {offsetof(struct nib_layer, wo_b), NIB_INPUT_O},
-               {offsetof(struct nib_layer, sw1), NIB_INPUT_FFN},             {offsetof(struct nib_layer, sw3), NIB_INPUT_FFN},
+    } map[] = {{offsetof(struct nib_layer, wq_a), NIB_INPUT_ATTN},
+               {offsetof(struct nib_layer, wkv), NIB_INPUT_ATTN},
+               {offsetof(struct nib_layer, compress.wkv), NIB_INPUT_ATTN},
+               {offsetof(struct nib_layer, compress.wgate), NIB_INPUT_ATTN},
+               {offsetof(struct nib_layer, index.wkv), NIB_INPUT_ATTN},
+               {offsetof(struct nib_layer, index.wgate), NIB_INPUT_ATTN},
+               {offsetof(struct nib_layer, index_weights), NIB_INPUT_ATTN},
+               {offsetof(struct nib_layer, wq_b), NIB_INPUT_Q},
+               {offsetof(struct nib_layer, index_wq_b), NIB_INPUT_Q},
+               {offsetof(struct nib_layer, wo_b), NIB_INPUT_O},
+               {offsetof(struct nib_layer, sw1), NIB_INPUT_FFN},
+               {offsetof(struct nib_layer, sw3), NIB_INPUT_FFN},
                {offsetof(struct nib_layer, sw2), NIB_INPUT_SHARED_INNER}};
     const struct nib_field *f = u->id.field;
     if (f->scope != NIB_SCOPE_LAYER || u->id.layer < 0 || u->id.layer >= c->model->config.n_layers)
@@ -224,8 +244,8 @@ static bool is_expert_input(int32_t input, bool *inner)
     return input >= NIB_INPUT_EXPERTS;
 }
 
-/* Means, with PRIOR_ROWS rows of what the layer's inputs are like mixed in for an expert: all tokens' means for what w1 and w3 read,
- * equal channels for what w2 reads. */
+/* Means, with PRIOR_ROWS rows of what the layer's inputs are like mixed in for an expert: all tokens' means for what w1
+ * and w3 read, equal channels for what w2 reads. */
 static void hand_out(struct nib_quant_calibration *c, int32_t input, struct nib_quant_inputs *out)
 {
     const struct nib_quant_input *in = &c->input[input], *all = &c->input[NIB_INPUT_FFN];
@@ -259,8 +279,8 @@ static void hand_out(struct nib_quant_calibration *c, int32_t input, struct nib_
     out->hessian = NULL;
 }
 
-enum nib_status nib_quant_calibration_inputs(struct nib_quant_calibration *c, const struct nib_quant_unit *u, bool *found,
-                                             struct nib_quant_inputs *out, struct nib_error *err)
+enum nib_status nib_quant_calibration_inputs(struct nib_quant_calibration *c, const struct nib_quant_unit *u,
+                                             bool *found, struct nib_quant_inputs *out, struct nib_error *err)
 {
     const int32_t input = input_of(c, u);
     *found = input >= 0 && c->text.n > 0;
@@ -294,7 +314,8 @@ static enum nib_status take_inputs(struct nib_quant_calibration *c)
         widest = c->input[i].n_in > widest ? c->input[i].n_in : widest;
     }
     c->mean_square = calloc((size_t)widest, sizeof *c->mean_square);
-    c->hessian = c->plan->options->method == NIB_QUANT_GPTQ ? calloc((size_t)(widest * widest), sizeof *c->hessian) : NULL;
+    c->hessian = c->plan->options->method == NIB_QUANT_GPTQ ? calloc((size_t)(widest * widest), sizeof *c->hessian)
+                                                            : NULL;
     return c->mean_square && (c->hessian || c->plan->options->method != NIB_QUANT_GPTQ) ? NIB_OK : NIB_E_MEMORY;
 }
 
@@ -323,10 +344,14 @@ static enum nib_status open_rank(struct nib_quant_calibration *c, struct nib_err
     const size_t integers = (size_t)(3 * asked.n_ctx + 3 + 2 * rk->pool.page_stride);
     c->host = malloc(integers * sizeof *c->host);
     c->device = rk->api->alloc(rk->backend, integers * sizeof *c->device);
-    c->observer = (struct nib_quant_observer){.config = rk->config, .ops = rk->api->ops, .input = c->input, .rows_max = asked.n_ctx,
+    c->observer = (struct nib_quant_observer){.config = rk->config,
+                                              .ops = rk->api->ops,
+                                              .input = c->input,
+                                              .rows_max = asked.n_ctx,
                                               .n_threads = c->n_threads};
     c->observer.chosen = rk->api->alloc(rk->backend, (size_t)asked.n_ctx * (size_t)rk->config->top_k * sizeof(int32_t));
-    return c->host && c->device && c->observer.chosen ? NIB_OK : nib_error_set(err, NIB_E_MEMORY, "no memory for calibration");
+    return c->host && c->device && c->observer.chosen ? NIB_OK
+                                                      : nib_error_set(err, NIB_E_MEMORY, "no memory for calibration");
 }
 
 static enum nib_status open_all(struct nib_quant_calibration *c, struct nib_error *err)
@@ -336,8 +361,10 @@ static enum nib_status open_all(struct nib_quant_calibration *c, struct nib_erro
     NIB_TRY(nib_quant_text_read(o->calibrate, c->plan->src, &c->model->config, &c->text, err));
     const uint64_t bytes = 2 * (uint64_t)c->text.n * stream_floats(c) * sizeof(float);
     if (bytes > o->memory_bytes / 2)
-        return nib_error_set(err, NIB_E_LIMIT, "'%s' has %" PRId64 " tokens, whose streams take %" PRIu64 " MiB; wanted at most half of the %" PRIu64
-                             " MiB allowed: shorten it or raise --memory", o->calibrate, c->text.n, bytes >> 20, o->memory_bytes >> 20);
+        return nib_error_set(err, NIB_E_LIMIT,
+                             "'%s' has %" PRId64 " tokens, whose streams take %" PRIu64
+                             " MiB; wanted at most half of the %" PRIu64 " MiB allowed: shorten it or raise --memory",
+                             o->calibrate, c->text.n, bytes >> 20, o->memory_bytes >> 20);
     c->budget_bytes = o->memory_bytes / 4;
     c->streams = malloc((size_t)bytes / 2 + 1);
     c->next = malloc((size_t)bytes / 2 + 1);
@@ -348,8 +375,8 @@ static enum nib_status open_all(struct nib_quant_calibration *c, struct nib_erro
     return advance_to(c, 0, err);
 }
 
-enum nib_status nib_quant_calibration_open(const struct nib_quant_plan *p, int32_t n_threads, struct nib_quant_calibration **out,
-                                           struct nib_error *err)
+enum nib_status nib_quant_calibration_open(const struct nib_quant_plan *p, int32_t n_threads,
+                                           struct nib_quant_calibration **out, struct nib_error *err)
 {
     *out = NULL;
     struct nib_quant_calibration *c = calloc(1, sizeof *c);

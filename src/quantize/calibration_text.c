@@ -30,7 +30,8 @@ static enum nib_status add_id(struct reader *r, int64_t id)
 {
     struct nib_quant_text *t = r->t;
     if (id < 0 || id >= r->config->vocab)
-        return nib_error_set(r->err, NIB_E_ARGUMENT, "%s:%d: id %" PRId64 ", wanted 0 to %d", r->path, (int)r->line, id, (int)r->config->vocab - 1);
+        return nib_error_set(r->err, NIB_E_ARGUMENT, "%s:%d: id %" PRId64 ", wanted 0 to %d", r->path, (int)r->line, id,
+                             (int)r->config->vocab - 1);
     if (t->n == r->room) {
         r->room = r->room ? 2 * r->room : 4096;
         int32_t *grown = realloc(t->id, (size_t)r->room * sizeof *grown);
@@ -47,11 +48,13 @@ static enum nib_status add_ids(struct reader *r, const json_t *list)
     size_t  i;
     json_t *v;
     if (list && !json_is_array(list))
-        return nib_error_set(r->err, NIB_E_FORMAT, "%s:%d: ids are %s, wanted an array", r->path, (int)r->line, nib_json_type_name(list));
+        return nib_error_set(r->err, NIB_E_FORMAT, "%s:%d: ids are %s, wanted an array", r->path, (int)r->line,
+                             nib_json_type_name(list));
     json_array_foreach((json_t *)list, i, v)
     {
         if (!json_is_integer(v))
-            return nib_error_set(r->err, NIB_E_FORMAT, "%s:%d: id %zu is %s, wanted an integer", r->path, (int)r->line, i, nib_json_type_name(v));
+            return nib_error_set(r->err, NIB_E_FORMAT, "%s:%d: id %zu is %s, wanted an integer", r->path, (int)r->line,
+                                 i, nib_json_type_name(v));
         NIB_TRY(add_id(r, json_integer_value(v)));
     }
     return NIB_OK;
@@ -107,7 +110,9 @@ static enum nib_status add_row(struct reader *r, const json_t *row)
     } else if (text) {
         NIB_TRY(add_text(r, text, json_string_value(json_object_get(row, "answer"))));
     } else {
-        return nib_error_set(r->err, NIB_E_FORMAT, "%s:%d: the row has none of \"ids\", \"prompt_ids\", \"text\", \"prompt\"", r->path, (int)r->line);
+        return nib_error_set(r->err, NIB_E_FORMAT,
+                             "%s:%d: the row has none of \"ids\", \"prompt_ids\", \"text\", \"prompt\"", r->path,
+                             (int)r->line);
     }
     for (int64_t at = begin; at < r->t->n; at += NIB_QUANT_PIECE_TOKENS)
         NIB_TRY(end_piece(r, r->t->n - at < NIB_QUANT_PIECE_TOKENS ? r->t->n : at + NIB_QUANT_PIECE_TOKENS));
@@ -132,8 +137,8 @@ static enum nib_status read_lines(struct reader *r, const char *data)
     return NIB_OK;
 }
 
-enum nib_status nib_quant_text_read(const char *path, const char *dir, const struct nib_config *c, struct nib_quant_text *out,
-                                    struct nib_error *err)
+enum nib_status nib_quant_text_read(const char *path, const char *dir, const struct nib_config *c,
+                                    struct nib_quant_text *out, struct nib_error *err)
 {
     struct reader r = {.path = path, .dir = dir, .config = c, .t = out, .line = 1, .err = err};
     char  *data;

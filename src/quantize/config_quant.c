@@ -1,5 +1,5 @@
-/* config.json and hf_quant_config.json of the destination. Which modules are NVFP4 is read off the plan, so that both say what the
- * shards hold; the spellings are those of ModelOpt's exports. */
+/* config.json and hf_quant_config.json of the destination. Which modules are NVFP4 is read off the plan, so that both
+ * say what the shards hold; the spellings are those of ModelOpt's exports. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,21 +61,24 @@ static json_t *strings(const char *const *s, size_t n)
 /* A field whose matrices all stay is named once, as a glob; others one by one. */
 static json_t *ignored(const struct nib_quant_plan *p, const struct shares *s)
 {
-    static const char *const official[] = {"*.attn.*", "*.attn_norm.*", "*.ffn.shared_experts.*", "*.ffn.gate.*", "*.ffn_norm.*",
-                                           "embed.weight", "head.weight", "*.hc_*", "*.h_proj.*", "*.e_proj.*", "*.enorm.*", "*.hnorm.*",
+    static const char *const official[] = {"*.attn.*",     "*.attn_norm.*", "*.ffn.shared_experts.*",
+                                           "*.ffn.gate.*", "*.ffn_norm.*",  "embed.weight",
+                                           "head.weight",  "*.hc_*",        "*.h_proj.*",
+                                           "*.e_proj.*",   "*.enorm.*",     "*.hnorm.*",
                                            "mtp.*.norm.*", "norm.weight"};
     const struct nib_quantize_options *o = p->options;
     if (!p->hf && o->preset == NIB_QUANT_EXPERTS && !o->include && !o->exclude)
         return strings(official, sizeof official / sizeof official[0]);
-    json_t *list = strings(p->hf ? (const char *const[]){"*_hc*", "*hc_head*"} : (const char *const[]){"*hc_*", "*hc_head*"}, 2);
+    json_t *list = strings(
+        p->hf ? (const char *const[]){"*_hc*", "*hc_head*"} : (const char *const[]){"*hc_*", "*hc_head*"}, 2);
     for (int32_t f = 0; f < nib_n_fields; f++) {
         char name[256];
         const char *pattern = p->hf ? nib_fields[f].hf : nib_fields[f].official;
         const int   length = (int)strcspn(pattern, "|%");
         if (s->other[f] == 0 || s->nvfp4[f] > 0)
             continue;
-        (void)snprintf(name, sizeof name, "%s%.*s%s", nib_fields[f].scope == NIB_SCOPE_GLOBAL ? "" : "*.", length, pattern,
-                       pattern[length] == '%' ? "*" : "");
+        (void)snprintf(name, sizeof name, "%s%.*s%s", nib_fields[f].scope == NIB_SCOPE_GLOBAL ? "" : "*.", length,
+                       pattern, pattern[length] == '%' ? "*" : "");
         (void)json_array_append_new(list, json_string(name));
     }
     for (int64_t i = 0; i < p->n_units; i++) {
@@ -107,8 +110,8 @@ static json_t *hybrid_config(const json_t *source)
     const char *method = json_string_value(json_object_get(q, "quant_method"));
     if (!q || !method || strcmp(method, "fp8") != 0) {
         json_decref(q);
-        q = json_pack("{s:s, s:s, s:s, s:[i, i], s:s}", "quant_method", "fp8", "fmt", "e4m3", "scale_fmt", "ue8m0", "weight_block_size", 128,
-                      128, "activation_scheme", "dynamic");
+        q = json_pack("{s:s, s:s, s:s, s:[i, i], s:s}", "quant_method", "fp8", "fmt", "e4m3", "scale_fmt", "ue8m0",
+                      "weight_block_size", 128, 128, "activation_scheme", "dynamic");
     }
     (void)json_object_set_new(q, "moe_quant_algo", json_string("NVFP4"));
     return q;
@@ -118,8 +121,9 @@ static json_t *modelopt_config(json_t *ignore)
 {
     json_t *input = json_pack("{s:b, s:i, s:s, s:i}", "dynamic", 0, "num_bits", 4, "type", "float", "group_size", 16);
     json_t *weights = json_deep_copy(input);
-    return json_pack("{s:s, s:s, s:{s:{s:o, s:o, s:[s]}}, s:O}", "quant_method", "modelopt", "quant_algo", "NVFP4", "config_groups", "group_0",
-                     "input_activations", input, "weights", weights, "targets", "Linear", "ignore", ignore);
+    return json_pack("{s:s, s:s, s:{s:{s:o, s:o, s:[s]}}, s:O}", "quant_method", "modelopt", "quant_algo", "NVFP4",
+                     "config_groups", "group_0", "input_activations", input, "weights", weights, "targets", "Linear",
+                     "ignore", ignore);
 }
 
 /* Modules in their own algorithm; the routed experts of a layer as one. */
@@ -132,7 +136,8 @@ static json_t *quantized_layers(const struct nib_quant_plan *p)
         if (!is_nvfp4(u))
             continue;
         const char *experts = u->id.field->kind == NIB_FIELD_EXPERTS ? strstr(u->out_base, ".experts.") : NULL;
-        (void)snprintf(name, sizeof name, "%.*s", experts ? (int)(experts - u->out_base) + 8 : (int)strlen(u->out_base), u->out_base);
+        (void)snprintf(name, sizeof name, "%.*s", experts ? (int)(experts - u->out_base) + 8 : (int)strlen(u->out_base),
+                       u->out_base);
         if (!json_object_get(layers, name))
             (void)json_object_set_new(layers, name, json_pack("{s:s, s:i}", "quant_algo", "NVFP4", "group_size", 16));
     }
@@ -160,15 +165,16 @@ enum nib_status nib_quant_config_write(const struct nib_quant_plan *p, const cha
         return err ? err->status : e.status;
     count(p, &s);
     json_t *ignore = ignored(p, &s);
-    json_t *quantization = json_pack("{s:s, s:n, s:i, s:O}", "quant_algo", s.fp8 ? "MIXED_PRECISION" : "NVFP4", "kv_cache_quant_algo", "group_size",
-                                     16, "exclude_modules", ignore);
+    json_t *quantization = json_pack("{s:s, s:n, s:i, s:O}", "quant_algo", s.fp8 ? "MIXED_PRECISION" : "NVFP4",
+                                     "kv_cache_quant_algo", "group_size", 16, "exclude_modules", ignore);
     if (s.fp8)
         (void)json_object_set_new(quantization, "quantized_layers", quantized_layers(p));
     (void)json_object_set_new(config, "quantization_config", s.fp8 ? hybrid_config(config) : modelopt_config(ignore));
     if (s.experts && (s.fp8 || json_object_get(config, "expert_dtype")))
         (void)json_object_set_new(config, "expert_dtype", json_string("nvfp4"));
     json_decref(ignore);
-    json_t *hf = json_pack("{s:{s:s, s:s}, s:o}", "producer", "name", "modelopt", "version", version, "quantization", quantization);
+    json_t *hf = json_pack("{s:{s:s, s:s}, s:o}", "producer", "name", "modelopt", "version", version, "quantization",
+                           quantization);
     const enum nib_status status = write_json(dst, "hf_quant_config.json", hf, err);
     if (status != NIB_OK) {
         json_decref(config);

@@ -1,5 +1,5 @@
-/* Files of the destination. Nothing appears under its own name before it is complete and on disk, so that an interruption at any
- * moment leaves files that are whole and files that end in .tmp. */
+/* Files of the destination. Nothing appears under its own name before it is complete and on disk, so that an
+ * interruption at any moment leaves files that are whole and files that end in .tmp. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -17,9 +17,11 @@
 static enum nib_status failed(const char *verb, const char *dir, const char *name, int number, struct nib_error *err)
 {
     char text[128];
-    return nib_error_set(err, number == ENOMEM ? NIB_E_MEMORY : NIB_E_IO, "cannot %s '%.500s/%.300s': %s%s", verb, dir, name,
-                         nib_errno_text(number, text, sizeof text),
-                         number == ENOSPC || number == EDQUOT ? "; finished shards are kept, free some space and go on with --resume" : "");
+    return nib_error_set(err, number == ENOMEM ? NIB_E_MEMORY : NIB_E_IO, "cannot %s '%.500s/%.300s': %s%s", verb, dir,
+                         name, nib_errno_text(number, text, sizeof text),
+                         number == ENOSPC || number == EDQUOT
+                             ? "; finished shards are kept, free some space and go on with --resume"
+                             : "");
 }
 
 static char *path_of(const char *dir, const char *name, bool temporary)
@@ -31,8 +33,8 @@ static char *path_of(const char *dir, const char *name, bool temporary)
     return path;
 }
 
-enum nib_status nib_quant_write_at(int fd, const char *dir, const char *name, uint64_t offset, const void *data, size_t n,
-                                   struct nib_error *err)
+enum nib_status nib_quant_write_at(int fd, const char *dir, const char *name, uint64_t offset, const void *data,
+                                   size_t n, struct nib_error *err)
 {
     const char *at = data;
     while (n > 0) {
@@ -95,7 +97,8 @@ void nib_quant_abandon(const char *dir, const char *name, int fd)
     free(path);
 }
 
-enum nib_status nib_quant_write_file(const char *dir, const char *name, const char *data, size_t n, struct nib_error *err)
+enum nib_status nib_quant_write_file(const char *dir, const char *name, const char *data, size_t n,
+                                     struct nib_error *err)
 {
     int fd;
     NIB_TRY(nib_quant_create(dir, name, &fd, err));
@@ -117,15 +120,16 @@ static bool ends_in(const char *s, const char *tail)
 
 static bool is_ours(const char *name)
 {
-    static const char *const own[] = {"config.json", "hf_quant_config.json", "model.safetensors.index.json", "nibble-quant.json",
-                                      "nibble-quant.md"};
+    static const char *const own[] = {"config.json", "hf_quant_config.json", "model.safetensors.index.json",
+                                      "nibble-quant.json", "nibble-quant.md"};
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
         if (strcmp(name, own[i]) == 0)
             return true;
     return name[0] == '.' || ends_in(name, ".safetensors") || ends_in(name, ".tmp") || ends_in(name, ".incomplete");
 }
 
-static enum nib_status copy_data(int from, const char *src, int to, const char *dst, const char *name, struct nib_error *err)
+static enum nib_status copy_data(int from, const char *src, int to, const char *dst, const char *name,
+                                 struct nib_error *err)
 {
     char *buffer = malloc(COPY_BYTES);
     enum nib_status status = buffer ? NIB_OK : nib_error_set(err, NIB_E_MEMORY, "no memory to copy '%s'", name);
@@ -136,7 +140,8 @@ static enum nib_status copy_data(int from, const char *src, int to, const char *
             continue;
         if (n == 0)
             break;
-        status = n < 0 ? failed("read", src, name, errno, err) : nib_quant_write_at(to, dst, name, at, buffer, (size_t)n, err);
+        status = n < 0 ? failed("read", src, name, errno, err)
+                       : nib_quant_write_at(to, dst, name, at, buffer, (size_t)n, err);
         at += n > 0 ? (uint64_t)n : 0;
     }
     free(buffer);

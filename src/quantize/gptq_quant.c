@@ -1,8 +1,8 @@
 /* Rounding with error feedback (GPTQ, arXiv 2210.17323), under block scales that are fixed before.
  *
- * With H the mean of x x^T over calibration inputs, rounding column i by e costs least when the columns still to come move by
- * -e * U[i][j] / U[i][i], where inverse(H) = U^T U and U is upper triangular. U is the inverse of the upper R in H = R R^T, so one
- * factorisation and one triangular inverse do; both run along rows. */
+ * With H the mean of x x^T over calibration inputs, rounding column i by e costs least when the columns still to come
+ * move by -e * U[i][j] / U[i][i], where inverse(H) = U^T U and U is upper triangular. U is the inverse of the upper R
+ * in H = R R^T, so one factorisation and one triangular inverse do; both run along rows. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -79,11 +79,13 @@ static void invert(const double *r, double *u, int64_t n)
     }
 }
 
-enum nib_status nib_quant_gptq_init(struct nib_quant_gptq *q, const double *hessian, int64_t n, int32_t n_threads, struct nib_error *err)
+enum nib_status nib_quant_gptq_init(struct nib_quant_gptq *q, const double *hessian, int64_t n, int32_t n_threads,
+                                    struct nib_error *err)
 {
     const size_t n2 = (size_t)n * (size_t)n;
     double      *a = malloc(n2 * sizeof *a), *u = calloc(n2, sizeof *u), mean = 0;
-    *q = (struct nib_quant_gptq){.n = n, .order = malloc((size_t)n * sizeof *q->order), .factor = calloc(n2, sizeof *q->factor)};
+    *q = (struct nib_quant_gptq){
+        .n = n, .order = malloc((size_t)n * sizeof *q->order), .factor = calloc(n2, sizeof *q->factor)};
     enum nib_status status = NIB_OK;
     if (!a || !u || !q->order || !q->factor || !find_order(q, hessian)) {
         status = nib_error_set(err, NIB_E_MEMORY, "no memory for error feedback over %" PRId64 " channels", n);

@@ -1,9 +1,10 @@
 /* nib_quantize(): a plan carried out shard by shard.
  *
- * What is in the destination while a run goes on: finished shards under their names, each with a hidden file of its report rows; one
- * shard ending in .tmp; and a hidden state file that names the job by its fingerprint and is locked by the running process. The index
- * and config.json come last, so a half-made folder is never taken for a model. A resumed run keeps shards that have their name, their
- * size and their report rows, and makes all others again; since every byte follows from the job alone, the result is the same. */
+ * What is in the destination while a run goes on: finished shards under their names, each with a hidden file of its
+ * report rows; one shard ending in .tmp; and a hidden state file that names the job by its fingerprint and is locked by
+ * the running process. The index and config.json come last, so a half-made folder is never taken for a model. A resumed
+ * run keeps shards that have their name, their size and their report rows, and makes all others again; since every byte
+ * follows from the job alone, the result is the same. */
 #include "quantize/job_quant.h"
 
 #include <dirent.h>
@@ -94,7 +95,8 @@ static enum nib_status check_apart(const char *src, const char *dst, struct nib_
     enum nib_status status = NIB_OK;
     const size_t n = a ? strlen(a) : 0;
     if (a && b && strncmp(a, b, n) == 0 && (b[n] == '/' || b[n] == '\0'))
-        status = nib_error_set(err, NIB_E_ARGUMENT, "the destination '%s' is the source or lies inside it, wanted a folder elsewhere", dst);
+        status = nib_error_set(err, NIB_E_ARGUMENT,
+                               "the destination '%s' is the source or lies inside it, wanted a folder elsewhere", dst);
     free(a);
     free(b);
     return status;
@@ -111,12 +113,16 @@ static enum nib_status check_state(const char *dst, uint64_t fingerprint, struct
 {
     char  *path = nib_path_join(dst, STATE_NAME), wanted[32];
     json_t *root = NULL;
-    enum nib_status status = path ? nib_json_file_read(path, 4096, &root, err) : nib_error_set(err, NIB_E_MEMORY, "no memory for a path");
+    enum nib_status status = path ? nib_json_file_read(path, 4096, &root, err)
+                                  : nib_error_set(err, NIB_E_MEMORY, "no memory for a path");
     (void)snprintf(wanted, sizeof wanted, "%016" PRIx64, fingerprint);
     const char *found = json_string_value(json_object_get(root, "fingerprint"));
     if (status == NIB_OK && (!found || strcmp(found, wanted) != 0))
-        status = nib_error_set(err, NIB_E_STATE, "'%s' holds another run (job %s, this one is %s): the source or an option has changed; wanted the same "
-                               "job, or an empty folder", dst, found ? found : "?", wanted);
+        status = nib_error_set(
+            err, NIB_E_STATE,
+            "'%s' holds another run (job %s, this one is %s): the source or an option has changed; wanted the same "
+            "job, or an empty folder",
+            dst, found ? found : "?", wanted);
     json_decref(root);
     free(path);
     return status;
@@ -130,14 +136,16 @@ static enum nib_status lock_state(const char *dst, int *fd, struct nib_error *er
     const int number = path ? errno : ENOMEM;
     free(path);
     if (*fd < 0)
-        return nib_error_set(err, NIB_E_IO, "cannot open '%s/%s': %s", dst, STATE_NAME, nib_errno_text(number, text, sizeof text));
+        return nib_error_set(err, NIB_E_IO, "cannot open '%s/%s': %s", dst, STATE_NAME,
+                             nib_errno_text(number, text, sizeof text));
     if (flock(*fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return nib_error_set(err, NIB_E_STATE, "another process is writing '%s'", dst);
     return NIB_OK;
 }
 
 /* Leave dst with a locked state file of this job; or find that nothing is left to do. */
-static enum nib_status prepare(struct nib_quant_plan *p, const char *dst, int *lock, bool *complete, struct nib_error *err)
+static enum nib_status prepare(struct nib_quant_plan *p, const char *dst, int *lock, bool *complete,
+                               struct nib_error *err)
 {
     const bool    resume = p->options->resume;
     struct folder f;
@@ -147,7 +155,8 @@ static enum nib_status prepare(struct nib_quant_plan *p, const char *dst, int *l
         return nib_error_set(err, NIB_E_IO, "cannot create '%s': %s", dst, nib_errno_text(errno, text, sizeof text));
     NIB_TRY(check_apart(p->src, dst, err));
     if (f.has_state && !resume)
-        return nib_error_set(err, NIB_E_STATE, "'%s' holds an interrupted run; go on with --resume, or choose an empty folder", dst);
+        return nib_error_set(err, NIB_E_STATE,
+                             "'%s' holds an interrupted run; go on with --resume, or choose an empty folder", dst);
     if (!f.has_state && f.other) {
         *complete = resume && f.has_report && f.has_config && f.has_data;
         if (*complete) {
@@ -217,8 +226,8 @@ static bool find_finished(struct nib_quant_plan *p, const char *dst, int32_t sha
 
 /* ---- Shards ---- */
 
-static enum nib_status write_shard(struct nib_quant_context *c, struct nib_quant_plan *p, const char *dst, int32_t shard, const char *header,
-                                   struct nib_error *err)
+static enum nib_status write_shard(struct nib_quant_context *c, struct nib_quant_plan *p, const char *dst,
+                                   int32_t shard, const char *header, struct nib_error *err)
 {
     const struct nib_quant_shard *s = &p->shard[shard];
     int fd;
@@ -235,8 +244,8 @@ static enum nib_status write_shard(struct nib_quant_context *c, struct nib_quant
     return nib_quant_commit(dst, s->name, fd, err);
 }
 
-static enum nib_status write_shards(struct nib_quant_context *c, struct nib_quant_plan *p, const char *dst, struct nib_quantize_result *r,
-                                    struct nib_error *err)
+static enum nib_status write_shards(struct nib_quant_context *c, struct nib_quant_plan *p, const char *dst,
+                                    struct nib_quantize_result *r, struct nib_error *err)
 {
     for (int32_t i = 0; i < p->n_shards; i++) {
         struct nib_quant_shard *s = &p->shard[i];
@@ -265,7 +274,9 @@ static enum nib_status write_index(const struct nib_quant_plan *p, const char *d
     bool    ok = map != NULL;
     for (int64_t i = 0; i < p->n_outputs && ok; i++)
         ok = json_object_set_new(map, p->output[i].name, json_string(p->shard[p->output[i].shard].name)) == 0;
-    json_t *root = ok ? json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)p->output_bytes, "weight_map", map) : NULL;
+    json_t *root = ok ? json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)p->output_bytes, "weight_map",
+                                  map)
+                      : NULL;
     char   *text = root ? json_dumps(root, JSON_INDENT(1) | JSON_SORT_KEYS) : NULL;
     json_decref(root);
     json_decref(map);
@@ -287,7 +298,8 @@ static enum nib_status finish(const struct nib_quant_plan *p, const char *dst, s
     const int number = !path ? ENOMEM : unlink(path) != 0 ? errno : 0;
     free(path);
     if (number)
-        return nib_error_set(err, NIB_E_IO, "cannot remove '%s/%s': %s", dst, STATE_NAME, nib_errno_text(number, text, sizeof text));
+        return nib_error_set(err, NIB_E_IO, "cannot remove '%s/%s': %s", dst, STATE_NAME,
+                             nib_errno_text(number, text, sizeof text));
     sweep(dst, true);
     return NIB_OK;
 }
@@ -304,7 +316,8 @@ static enum nib_status check_options(const struct nib_quantize_options *o, struc
     if (o->preset > NIB_QUANT_FULL_HEAD || o->method > NIB_QUANT_GPTQ || o->layout > NIB_QUANT_LAYOUT_OFFICIAL)
         return nib_error_set(err, NIB_E_ARGUMENT, "preset, method or layout is out of range");
     if (o->memory_bytes < (uint64_t)64 << 20)
-        return nib_error_set(err, NIB_E_ARGUMENT, "memory is %" PRIu64 " bytes, wanted at least 64 MiB", o->memory_bytes);
+        return nib_error_set(err, NIB_E_ARGUMENT, "memory is %" PRIu64 " bytes, wanted at least 64 MiB",
+                             o->memory_bytes);
     if (o->shard_bytes < 1)
         return nib_error_set(err, NIB_E_ARGUMENT, "shard size is 0, wanted at least 1 byte");
     if (o->n_threads < 0)
@@ -330,13 +343,19 @@ static uint64_t plan_bytes(const struct nib_quant_plan *p)
 }
 
 /* Two matrices are held at once (w1 and its partner), and the codes of one. */
-void nib_quant_context_init(struct nib_quant_context *c, const struct nib_quant_plan *p, const char *what, uint64_t *done_bytes)
+void nib_quant_context_init(struct nib_quant_context *c, const struct nib_quant_plan *p, const char *what,
+                            uint64_t *done_bytes)
 {
     const uint64_t fixed = plan_bytes(p) + ((uint64_t)24 << 20), budget = p->options->memory_bytes;
     uint64_t       chunk = budget > fixed ? (budget - fixed) / (p->options->calibrate ? 6 : 3) : 0;
     chunk = chunk > CHUNK_BYTES_MAX ? CHUNK_BYTES_MAX : chunk;
-    *c = (struct nib_quant_context){.plan = p, .kernels = nib_quant_kernels_find(false), .n_threads = nib_quant_threads(p->options->n_threads),
-                                    .chunk_bytes = (size_t)chunk, .done_bytes = done_bytes, .tick = report_progress, .what = what,
+    *c = (struct nib_quant_context){.plan = p,
+                                    .kernels = nib_quant_kernels_find(false),
+                                    .n_threads = nib_quant_threads(p->options->n_threads),
+                                    .chunk_bytes = (size_t)chunk,
+                                    .done_bytes = done_bytes,
+                                    .tick = report_progress,
+                                    .what = what,
                                     .partner = -1};
 }
 
@@ -347,8 +366,8 @@ static double thread_clock(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Weights a second that choose, encode and measure take: one thread's own time, times the threads, so that a busy machine gives the
- * same answer. */
+/* Weights a second that choose, encode and measure take: one thread's own time, times the threads, so that a busy
+ * machine gives the same answer. */
 static double measure_rate(const struct nib_quant_context *c, enum nib_quant_choice how)
 {
     enum { COLS = 4096, ROWS = 64 };
@@ -400,25 +419,32 @@ static void warnings(const struct nib_quant_plan *p)
     for (int64_t i = 0; i < p->n_units; i++)
         n_fallback += p->unit[i].n_outs == 4 && !p->unit[i].stats.calibrated;
     if (p->n_unknown > 0) {
-        (void)snprintf(text, sizeof text, "%" PRId64 " tensors have names that no DeepSeek-V4 layout knows; they were copied", p->n_unknown);
+        (void)snprintf(text, sizeof text,
+                       "%" PRId64 " tensors have names that no DeepSeek-V4 layout knows; they were copied",
+                       p->n_unknown);
         warn(p, text);
     }
     if (p->options->calibrate && n_fallback > 0) {
-        (void)snprintf(text, sizeof text, "%" PRId64 " of %" PRId64 " matrices were not reached by the calibration text; their input_scale is that of "
+        (void)snprintf(text, sizeof text,
+                       "%" PRId64 " of %" PRId64
+                       " matrices were not reached by the calibration text; their input_scale is that of "
                        "the layer's other experts, or 1",
                        n_fallback, p->n_matrices);
         warn(p, text);
     }
     for (int64_t i = 0; i < p->n_units; i++)
         if (p->unit[i].action == NIB_QUANT_ENCODE && p->unit[i].stats.n_vanished > 0) {
-            (void)snprintf(text, sizeof text, "matrix '%s': %" PRIu64 " of %" PRIu64 " blocks are so far below the largest weight that their scale is "
-                           "subnormal or zero: an outlier costs them precision", p->unit[i].base, p->unit[i].stats.n_vanished,
-                           p->unit[i].stats.n_blocks);
+            (void)snprintf(text, sizeof text,
+                           "matrix '%s': %" PRIu64 " of %" PRIu64
+                           " blocks are so far below the largest weight that their scale is "
+                           "subnormal or zero: an outlier costs them precision",
+                           p->unit[i].base, p->unit[i].stats.n_vanished, p->unit[i].stats.n_blocks);
             warn(p, text);
         }
 }
 
-static enum nib_status run(struct nib_quant_plan *p, const char *dst, struct nib_quantize_result *r, struct nib_error *err)
+static enum nib_status run(struct nib_quant_plan *p, const char *dst, struct nib_quantize_result *r,
+                           struct nib_error *err)
 {
     uint64_t done = 0;
     int      lock = -1;
@@ -446,8 +472,8 @@ static enum nib_status run(struct nib_quant_plan *p, const char *dst, struct nib
     return status;
 }
 
-enum nib_status nib_quantize(const char *src, const char *dst, const struct nib_quantize_options *o, struct nib_quantize_result *r,
-                             struct nib_error *err)
+enum nib_status nib_quantize(const char *src, const char *dst, const struct nib_quantize_options *o,
+                             struct nib_quantize_result *r, struct nib_error *err)
 {
     const double start = nib_quant_clock();
     struct nib_quant_plan p;

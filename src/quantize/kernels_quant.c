@@ -101,8 +101,8 @@ static void row_choose(const struct nib_quant_row *r, enum nib_quant_choice how,
     }
 }
 
-/* Eight float sums that join the double ones from the lowest up. Element i of a block goes to the one that a machine has at hand after
- * widening each 128 bits of words to floats. */
+/* Eight float sums that join the double ones from the lowest up. Element i of a block goes to the one that a machine
+ * has at hand after widening each 128 bits of words to floats. */
 struct lanes {
     float v[8];
 };
@@ -121,7 +121,8 @@ static double flush(struct lanes *l)
     return sum;
 }
 
-static void row_measure(const struct nib_quant_row *r, const uint8_t *scales, const uint8_t *codes, struct nib_quant_sums *sums)
+static void row_measure(const struct nib_quant_row *r, const uint8_t *scales, const uint8_t *codes,
+                        struct nib_quant_sums *sums)
 {
     struct lanes xx = {{0}}, yy = {{0}}, ee = {{0}};
     for (int64_t b = 0; b < r->n_blocks; b++, codes += NIB_QUANT_BLOCK / 2) {
@@ -142,7 +143,8 @@ static void row_measure(const struct nib_quant_row *r, const uint8_t *scales, co
     }
 }
 
-static void row_encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *all_codes, struct nib_quant_sums *sums)
+static void row_encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *all_codes,
+                       struct nib_quant_sums *sums)
 {
     uint8_t *codes = all_codes;
     for (int64_t b = 0; b < r->n_blocks; b++, codes += NIB_QUANT_BLOCK / 2) {
@@ -174,8 +176,11 @@ static void row_fp8_to_bf16(const uint8_t *x, int64_t n, int32_t k, uint16_t *ou
         out[i] = value[x[i]];
 }
 
-const struct nib_quant_kernels nib_quant_kernels_portable = {
-    .absmax = row_absmax, .choose = row_choose, .encode = row_encode, .measure = row_measure, .fp8_to_bf16 = row_fp8_to_bf16};
+const struct nib_quant_kernels nib_quant_kernels_portable = {.absmax = row_absmax,
+                                                             .choose = row_choose,
+                                                             .encode = row_encode,
+                                                             .measure = row_measure,
+                                                             .fp8_to_bf16 = row_fp8_to_bf16};
 
 const struct nib_quant_kernels *nib_quant_kernels_find(bool portable)
 {

@@ -12,19 +12,21 @@
 #define DATA_ALIGN 64
 #define CALIBRATION_BYTES_MAX ((size_t)1 << 30)
 
-enum nib_status nib_quant_output_add(struct nib_quant_plan *p, struct nib_quant_unit *u, const char *base, const char *suffix,
-                                     enum nib_st_dtype dtype, int32_t n_dims, const int64_t *shape, struct nib_error *err)
+enum nib_status nib_quant_output_add(struct nib_quant_plan *p, struct nib_quant_unit *u, const char *base,
+                                     const char *suffix, enum nib_st_dtype dtype, int32_t n_dims, const int64_t *shape,
+                                     struct nib_error *err)
 {
     /* Doubled whenever the count reaches a power of two. */
     if (p->n_outputs == 0 || (p->n_outputs & (p->n_outputs - 1)) == 0) {
-        struct nib_quant_output *grown = realloc(p->output, (size_t)(p->n_outputs ? 2 * p->n_outputs : 1) * sizeof *grown);
+        struct nib_quant_output *grown = realloc(p->output,
+                                                 (size_t)(p->n_outputs ? 2 * p->n_outputs : 1) * sizeof *grown);
         if (!grown)
             return nib_error_set(err, NIB_E_MEMORY, "no memory for %" PRId64 " tensors", p->n_outputs);
         p->output = grown;
     }
     struct nib_quant_output *o = &p->output[p->n_outputs];
-    *o = (struct nib_quant_output){.name = suffix[0] ? nib_arena_printf(&p->arena, "%s%s", base, suffix) : base, .dtype = dtype,
-                                   .n_dims = n_dims};
+    *o = (struct nib_quant_output){
+        .name = suffix[0] ? nib_arena_printf(&p->arena, "%s%s", base, suffix) : base, .dtype = dtype, .n_dims = n_dims};
     if (!o->name)
         return nib_error_set(err, NIB_E_MEMORY, "no memory for a name");
     for (int32_t i = 0; i < n_dims; i++)
@@ -93,7 +95,8 @@ static enum nib_status cut_shards(struct nib_quant_plan *p, struct nib_error *er
         if (p->n_shards == 1)
             (void)snprintf(p->shard[i].name, sizeof p->shard[i].name, "model.safetensors");
         else
-            (void)snprintf(p->shard[i].name, sizeof p->shard[i].name, "model-%05" PRId32 "-of-%05" PRId32 ".safetensors", i + 1, p->n_shards);
+            (void)snprintf(p->shard[i].name, sizeof p->shard[i].name,
+                           "model-%05" PRId32 "-of-%05" PRId32 ".safetensors", i + 1, p->n_shards);
         place_outputs(p, i);
     }
     return NIB_OK;
@@ -116,7 +119,8 @@ static void hash_u64(uint64_t *h, uint64_t v)
     hash_bytes(h, &v, sizeof v);
 }
 
-/* Two runs with the same value write the same bytes, unless a source file was changed in place within its modification time. */
+/* Two runs with the same value write the same bytes, unless a source file was changed in place within its modification
+ * time. */
 static enum nib_status fingerprint(struct nib_quant_plan *p, struct nib_error *err)
 {
     const struct nib_quantize_options *o = p->options;
@@ -160,7 +164,8 @@ static int name_compare(const void *a, const void *b)
 static enum nib_status check_names(const struct nib_quant_plan *p, struct nib_error *err)
 {
     const char    **name = malloc((size_t)p->n_outputs * sizeof *name + 1);
-    enum nib_status status = name ? NIB_OK : nib_error_set(err, NIB_E_MEMORY, "no memory for %" PRId64 " names", p->n_outputs);
+    enum nib_status status = name ? NIB_OK
+                                  : nib_error_set(err, NIB_E_MEMORY, "no memory for %" PRId64 " names", p->n_outputs);
     for (int64_t i = 0; name && i < p->n_outputs; i++)
         name[i] = p->output[i].name;
     if (name)
@@ -184,11 +189,12 @@ static json_t *output_json(const struct nib_quant_output *o)
     json_t *shape = json_array();
     for (int32_t i = 0; i < o->n_dims; i++)
         (void)json_array_append_new(shape, json_integer(o->shape[i]));
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", nib_st_dtype_name(o->dtype), "shape", shape, "data_offsets", (json_int_t)o->offset,
-                     (json_int_t)(o->offset + o->bytes));
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", nib_st_dtype_name(o->dtype), "shape", shape, "data_offsets",
+                     (json_int_t)o->offset, (json_int_t)(o->offset + o->bytes));
 }
 
-enum nib_status nib_quant_shard_header(const struct nib_quant_plan *p, int32_t shard, char **out, size_t *n, struct nib_error *err)
+enum nib_status nib_quant_shard_header(const struct nib_quant_plan *p, int32_t shard, char **out, size_t *n,
+                                       struct nib_error *err)
 {
     const struct nib_quant_shard *s = &p->shard[shard];
     json_t *root = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");

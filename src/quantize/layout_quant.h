@@ -8,8 +8,9 @@
 enum nib_status nib_quant_files_open(struct nib_quant_plan *p, struct nib_error *err);
 
 /* One more output of the unit made last, named base and suffix (base must outlive the plan). */
-enum nib_status nib_quant_output_add(struct nib_quant_plan *p, struct nib_quant_unit *u, const char *base, const char *suffix,
-                                     enum nib_st_dtype dtype, int32_t n_dims, const int64_t *shape, struct nib_error *err);
+enum nib_status nib_quant_output_add(struct nib_quant_plan *p, struct nib_quant_unit *u, const char *base,
+                                     const char *suffix, enum nib_st_dtype dtype, int32_t n_dims, const int64_t *shape,
+                                     struct nib_error *err);
 
 /* Units in order into shards; totals and the fingerprint. */
 enum nib_status nib_quant_layout(struct nib_quant_plan *p, struct nib_error *err);

@@ -1,5 +1,5 @@
-/* One unit of the plan into its shard: bytes copied, or a matrix converted piece by piece. Threads share out rows; what is summed over
- * rows is summed row by row afterwards, so their number changes nothing. */
+/* One unit of the plan into its shard: bytes copied, or a matrix converted piece by piece. Threads share out rows; what
+ * is summed over rows is summed row by row afterwards, so their number changes nothing. */
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
@@ -20,7 +20,8 @@ struct job {
 };
 
 /* Safe from any thread. */
-static enum nib_status write_out(const struct job *j, int32_t out, uint64_t offset, const void *data, size_t n, struct nib_error *err)
+static enum nib_status write_out(const struct job *j, int32_t out, uint64_t offset, const void *data, size_t n,
+                                 struct nib_error *err)
 {
     const struct nib_quant_plan   *p = j->c->plan;
     const struct nib_quant_output *o = &p->output[j->u->out + out];
@@ -77,7 +78,8 @@ static enum nib_status copy(const struct job *j)
         const size_t n = s->bytes - at < COPY_BYTES ? (size_t)(s->bytes - at) : COPY_BYTES;
         status = nib_quant_read(j->c->plan, s, at, buffer, n, j->err);
         if (status == NIB_OK && !is_finite_data(o->dtype, buffer, n))
-            status = nib_error_set(j->err, NIB_E_NUMERIC, "tensor '%s' of '%s' holds NaN or Inf", j->u->base, j->c->plan->src);
+            status = nib_error_set(j->err, NIB_E_NUMERIC, "tensor '%s' of '%s' holds NaN or Inf", j->u->base,
+                                   j->c->plan->src);
         if (status == NIB_OK)
             status = put(j, 0, at, buffer, n);
         *j->c->done_bytes += n;
@@ -94,7 +96,8 @@ static enum nib_status widen(const struct job *j)
     const int64_t   cols = j->u->m.cols;
     enum nib_status status = nib_quant_rows_init(&r, j->c->plan, &j->u->m, j->c->chunk_bytes, 0, j->u->base, j->err);
     if (status == NIB_OK && !r.bf16)
-        status = nib_error_set(j->err, NIB_E_UNSUPPORTED, "matrix '%s': FP8 scales beyond BF16's range; --exclude or --include it", j->u->base);
+        status = nib_error_set(j->err, NIB_E_UNSUPPORTED,
+                               "matrix '%s': FP8 scales beyond BF16's range; --exclude or --include it", j->u->base);
     for (int64_t first = 0; first < j->u->m.rows && status == NIB_OK; first += r.n_rows_max) {
         status = nib_quant_rows_read(&r, j->c, first, j->err);
         if (status == NIB_OK)
@@ -189,7 +192,7 @@ static enum nib_status begin_rows(const struct job *j)
 struct piece {
     struct nib_quant_sums *sums;
     uint64_t              *recoded;
-    uint64_t              *inexact; /* CAST: recoded blocks that changed; ENCODE: blocks with a subnormal or zero scale */
+    uint64_t *inexact; /* CAST: recoded blocks that changed; ENCODE: blocks with a subnormal or zero scale */
 };
 
 /* What a thread works on: some rows, written together. */
@@ -215,8 +218,8 @@ static int cast_scale(int32_t k, int32_t k_max)
     return e < -9 || e > 8 ? -1 : e >= -6 ? (e + 7) << 3 : 1 << (e + 9);
 }
 
-static void cast_row(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a, const struct piece *out, int64_t i,
-                     uint8_t *codes, uint8_t *scales)
+static void cast_row(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a,
+                     const struct piece *out, int64_t i, uint8_t *codes, uint8_t *scales)
 {
     const int64_t        cols = r->m->cols, n_blocks = cols / 32;
     struct nib_quant_row row = nib_quant_rows_at(r, i);
@@ -250,8 +253,8 @@ static bool is_zero_block(const struct nib_quant_row *r, int64_t b)
     return true;
 }
 
-static void encode_row(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a, const struct piece *out, int64_t i,
-                       uint8_t *codes, uint8_t *scales, float *spare)
+static void encode_row(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a,
+                       const struct piece *out, int64_t i, uint8_t *codes, uint8_t *scales, float *spare)
 {
     const int64_t        cols = r->m->cols;
     struct nib_quant_row row = nib_quant_rows_at(r, i);
@@ -290,8 +293,9 @@ static void slice_deinit(struct slice *s)
 }
 
 /* Rows [at, at + n) of the piece, converted and written. */
-static enum nib_status convert_slice(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a, const struct piece *out,
-                                     struct slice *s, int64_t at, int64_t n, struct nib_error *err)
+static enum nib_status convert_slice(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a,
+                                     const struct piece *out, struct slice *s, int64_t at, int64_t n,
+                                     struct nib_error *err)
 {
     const int64_t cols = r->m->cols, code_bytes = cols / 2, scale_bytes = cols / NIB_QUANT_BLOCK;
     for (int64_t i = 0; i < n; i++) {
@@ -317,7 +321,8 @@ static void add_piece(const struct job *j, const struct nib_quant_rows *r, const
     *j->c->done_bytes += (uint64_t)(r->n * (r->m->cols / 2 + r->m->cols / NIB_QUANT_BLOCK));
 }
 
-static enum nib_status convert_piece(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a, const struct piece *out)
+static enum nib_status convert_piece(const struct job *j, const struct nib_quant_rows *r, const struct recipe *a,
+                                     const struct piece *out)
 {
     enum nib_status status = NIB_OK;
     memset(out->sums, 0, (size_t)r->n * sizeof *out->sums);
@@ -332,7 +337,8 @@ static enum nib_status convert_piece(const struct job *j, const struct nib_quant
             const int64_t    n = r->n - at < s.rows_max ? r->n - at : s.rows_max;
             struct nib_error e;
             const enum nib_status done = ready ? convert_slice(j, r, a, out, &s, at, n, &e)
-                                               : nib_error_set(&e, NIB_E_MEMORY, "no memory for rows of '%s'", j->u->base);
+                                               : nib_error_set(&e, NIB_E_MEMORY, "no memory for rows of '%s'",
+                                                               j->u->base);
             if (done != NIB_OK) {
 #pragma omp critical(nib_quant_convert_failed)
                 status = nib_error_set(j->err, done, "%s", e.text);
@@ -372,7 +378,8 @@ static enum nib_status cast_recipe(const struct job *j, struct recipe *a)
     if (u->partner >= 0 && j->c->plan->unit[u->partner].k_max > k)
         k = j->c->plan->unit[u->partner].k_max;
     a->k_max = k == NIB_QUANT_NO_K ? 0 : k;
-    /* Rows are decoded in units of 2^k_max, so that exponents near both ends of E8M0 are in range; so is the global scale here. */
+    /* Rows are decoded in units of 2^k_max, so that exponents near both ends of E8M0 are in range; so is the global
+     * scale here. */
     a->g = 0x1p-8f;
     a->unit = 0.25f;
     j->u->stats.global_scale = ldexpf(1.0f, a->k_max - 8);
@@ -381,7 +388,9 @@ static enum nib_status cast_recipe(const struct job *j, struct recipe *a)
 
 static enum nib_quant_choice choice_of(enum nib_quant_method m)
 {
-    return m == NIB_QUANT_ABSMAX ? NIB_QUANT_CHOOSE_ABSMAX : m == NIB_QUANT_4OVER6 ? NIB_QUANT_CHOOSE_4OVER6 : NIB_QUANT_CHOOSE_MSE;
+    return m == NIB_QUANT_ABSMAX   ? NIB_QUANT_CHOOSE_ABSMAX
+           : m == NIB_QUANT_4OVER6 ? NIB_QUANT_CHOOSE_4OVER6
+                                   : NIB_QUANT_CHOOSE_MSE;
 }
 
 /* Mean squares of input channels as weights around 1. */
@@ -508,7 +517,8 @@ static enum nib_status relay(const struct job *j)
         if (status == NIB_OK && j->u->m.divisor)
             s->input_scale = 1.0f / s->input_scale;
         if (status == NIB_OK && !(s->input_scale > 0 && nib_f32_is_finite(s->input_scale)))
-            status = nib_error_set(j->err, NIB_E_NUMERIC, "matrix '%s': its input scale is not a finite value above 0", j->u->base);
+            status = nib_error_set(j->err, NIB_E_NUMERIC, "matrix '%s': its input scale is not a finite value above 0",
+                                   j->u->base);
         s->calibrated = true;
     }
     s->global_scale = r.global;
@@ -517,7 +527,8 @@ static enum nib_status relay(const struct job *j)
         if (status == NIB_OK)
             status = put(j, 0, (uint64_t)(first * (cols / 2)), r.data, (size_t)(r.n * (cols / 2)));
         if (status == NIB_OK)
-            status = put(j, 1, (uint64_t)(first * (cols / NIB_QUANT_BLOCK)), r.scales, (size_t)(r.n * (cols / NIB_QUANT_BLOCK)));
+            status = put(j, 1, (uint64_t)(first * (cols / NIB_QUANT_BLOCK)), r.scales,
+                         (size_t)(r.n * (cols / NIB_QUANT_BLOCK)));
         if (status == NIB_OK)
             status = tick(j);
     }
@@ -528,7 +539,8 @@ static enum nib_status relay(const struct job *j)
     return status;
 }
 
-enum nib_status nib_quant_unit_write(struct nib_quant_context *c, int64_t unit, int fd, const char *dir, struct nib_error *err)
+enum nib_status nib_quant_unit_write(struct nib_quant_context *c, int64_t unit, int fd, const char *dir,
+                                     struct nib_error *err)
 {
     const struct job j = {.c = c, .u = &c->plan->unit[unit], .fd = fd, .dir = dir, .err = err};
     j.u->stats.sums = (struct nib_quant_sums){0};

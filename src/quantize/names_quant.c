@@ -7,8 +7,15 @@
 #include "quantize/quant.h"
 
 /* Longest first where one ends in another. */
-static const char *const k_suffixes[] = {".weight_global_scale", ".input_global_scale", ".weight_packed", ".weight_scale_inv",
-                                         ".weight_scale_2", ".weight_scale", ".input_scale", ".weight", ".scale"};
+static const char *const k_suffixes[] = {".weight_global_scale",
+                                         ".input_global_scale",
+                                         ".weight_packed",
+                                         ".weight_scale_inv",
+                                         ".weight_scale_2",
+                                         ".weight_scale",
+                                         ".input_scale",
+                                         ".weight",
+                                         ".scale"};
 
 static const char *after(const char *s, const char *prefix)
 {
@@ -99,7 +106,8 @@ bool nib_quant_identify(const char *name, int32_t n_layers, struct nib_quant_id 
             continue;
         const bool   matrix = f->kind == NIB_FIELD_LINEAR || f->kind == NIB_FIELD_EXPERTS;
         const size_t length = matrix ? out->base_bytes - (size_t)(rest - name) : strlen(rest);
-        if (matrix && out->suffix[0] && (matches(f->official, rest, length, &out->expert) || matches(f->hf, rest, length, &out->expert))) {
+        if (matrix && out->suffix[0] &&
+            (matches(f->official, rest, length, &out->expert) || matches(f->hf, rest, length, &out->expert))) {
             out->field = f;
             return true;
         }

@@ -76,8 +76,8 @@ static double dot(const double *w, const float *x, int64_t n)
 }
 
 /* silu(w1 x) * (w3 x) with the model's clamps, for n rows; [n][inner]. */
-static float *inner_rows(struct nib_quant_observer *o, const struct nib_source *w1, const struct nib_source *w3, int32_t i,
-                         const float *const *row, int64_t n, float limit)
+static float *inner_rows(struct nib_quant_observer *o, const struct nib_source *w1, const struct nib_source *w3,
+                         int32_t i, const float *const *row, int64_t n, float limit)
 {
     const int64_t inner = w1->n_out, dim = w1->n_in;
     float        *out = malloc((size_t)(n * inner) * sizeof *out + 1);
@@ -113,8 +113,8 @@ static float *inner_rows(struct nib_quant_observer *o, const struct nib_source *
     return out;
 }
 
-static void add_inner(struct nib_quant_observer *o, int input, const struct nib_source *w1, const struct nib_source *w3, int32_t i,
-                      const float *const *row, int64_t n, float limit)
+static void add_inner(struct nib_quant_observer *o, int input, const struct nib_source *w1, const struct nib_source *w3,
+                      int32_t i, const float *const *row, int64_t n, float limit)
 {
     if (n == 0 || !o->input[input].square || !w1 || !w3)
         return;

@@ -1,12 +1,13 @@
-/* Watching a layer's inputs while it runs: an op table that passes everything on and adds up what the projections read. */
+/* Watching a layer's inputs while it runs: an op table that passes everything on and adds up what the projections read.
+ */
 #ifndef NIB_OBSERVE_QUANT_H
 #define NIB_OBSERVE_QUANT_H
 
 #include "model/forward.h"
 #include "quantize/quant.h"
 
-/* Inputs of a layer, in the order in which the plan asks for their matrices. Experts follow: 2 * e is what w1 and w3 of expert e
- * read, 2 * e + 1 what its w2 reads. */
+/* Inputs of a layer, in the order in which the plan asks for their matrices. Experts follow: 2 * e is what w1 and w3 of
+ * expert e read, 2 * e + 1 what its w2 reads. */
 enum { NIB_INPUT_ATTN, NIB_INPUT_Q, NIB_INPUT_O, NIB_INPUT_FFN, NIB_INPUT_SHARED_INNER, NIB_INPUT_EXPERTS };
 
 struct nib_quant_input {
@@ -28,8 +29,8 @@ struct nib_quant_observer {
     enum nib_status          status; /* of the observer itself */
 };
 
-/* Fill *table with ops that report to *o and return it; NULL ends observation. One observer a thread: an op has no place for a
- * pointer of its own, so it is kept in a thread-local variable. */
+/* Fill *table with ops that report to *o and return it; NULL ends observation. One observer a thread: an op has no
+ * place for a pointer of its own, so it is kept in a thread-local variable. */
 const struct nib_ops *nib_quant_observe(struct nib_quant_observer *o, struct nib_ops *table);
 
 #endif

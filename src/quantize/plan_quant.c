@@ -87,7 +87,8 @@ static enum nib_status globs_check(const struct globs *g, const char *option, st
 {
     for (int32_t i = 0; i < g->n; i++)
         if (!g->used[i])
-            return nib_error_set(err, NIB_E_ARGUMENT, "%s '%s' matches no matrix of the checkpoint (names are without \".weight\")", option,
+            return nib_error_set(err, NIB_E_ARGUMENT,
+                                 "%s '%s' matches no matrix of the checkpoint (names are without \".weight\")", option,
                                  g->pattern[i]);
     return NIB_OK;
 }
@@ -102,7 +103,8 @@ struct planner {
 /* Only these may be asked for; everything else is too small or too delicate. */
 static bool may_quantise(const struct nib_field *f)
 {
-    return (f->kind == NIB_FIELD_LINEAR || f->kind == NIB_FIELD_EXPERTS) && strcmp(f->family, "embed") != 0 && strcmp(f->family, "router") != 0;
+    return (f->kind == NIB_FIELD_LINEAR || f->kind == NIB_FIELD_EXPERTS) && strcmp(f->family, "embed") != 0 &&
+           strcmp(f->family, "router") != 0;
 }
 
 static bool in_preset(enum nib_quant_preset preset, const struct nib_field *f)
@@ -114,7 +116,8 @@ static bool in_preset(enum nib_quant_preset preset, const struct nib_field *f)
     return f->quantised_input || (preset == NIB_QUANT_FULL_HEAD && strcmp(f->family, "head") == 0);
 }
 
-static enum nib_status select_matrix(struct planner *pl, const struct nib_quant_id *id, const char *base, bool *selected)
+static enum nib_status select_matrix(struct planner *pl, const struct nib_quant_id *id, const char *base,
+                                     bool *selected)
 {
     char        official[400], hf[400];
     const char *names[3] = {base, official, hf};
@@ -124,15 +127,17 @@ static enum nib_status select_matrix(struct planner *pl, const struct nib_quant_
     const bool included = globs_match(&pl->include, names, named ? 3 : 1);
     const bool excluded = globs_match(&pl->exclude, names, named ? 3 : 1);
     if (included && !may_quantise(id->field))
-        return nib_error_set(pl->err, NIB_E_ARGUMENT, "--include matches '%s', which stays as it is: wanted a projection, not a router or embedding",
-                             base);
+        return nib_error_set(
+            pl->err, NIB_E_ARGUMENT,
+            "--include matches '%s', which stays as it is: wanted a projection, not a router or embedding", base);
     *selected = may_quantise(id->field) && (in_preset(p->options->preset, id->field) || included) && !excluded;
     return NIB_OK;
 }
 
 /* ---- Units ---- */
 
-static struct nib_quant_unit *new_unit(struct planner *pl, enum nib_quant_action action, const struct nib_quant_id *id, const char *base)
+static struct nib_quant_unit *new_unit(struct planner *pl, enum nib_quant_action action, const struct nib_quant_id *id,
+                                       const char *base)
 {
     struct nib_quant_plan *p = pl->p;
     if (p->n_units == pl->capacity) {
@@ -175,14 +180,18 @@ static enum nib_status add_copy(struct planner *pl, const struct nib_quant_id *i
     char       *base = matrix ? nib_arena_printf(&p->arena, "%.*s", (int)id->base_bytes, e->name) : NULL;
     if (matrix && !base)
         return no_memory(pl->err);
-    if (matrix && p->hf != p->src_hf && e->dtype == NIB_ST_F8_E8M0 && (strcmp(suffix, ".scale") == 0 || strcmp(suffix, ".weight_scale_inv") == 0))
+    if (matrix && p->hf != p->src_hf && e->dtype == NIB_ST_F8_E8M0 &&
+        (strcmp(suffix, ".scale") == 0 || strcmp(suffix, ".weight_scale_inv") == 0))
         suffix = p->hf ? ".weight_scale_inv" : ".scale";
     const char *renamed = out_base(pl, id, matrix ? base : e->name);
     u->m.data = nib_quant_span_of(p, e);
     u->m.rows = u->m.cols = 0;
-    u->out_base = matrix && renamed != base ? nib_arena_printf(&p->arena, "%s%s", renamed, suffix) : matrix ? e->name : renamed;
+    u->out_base = matrix && renamed != base ? nib_arena_printf(&p->arena, "%s%s", renamed, suffix)
+                  : matrix                  ? e->name
+                                            : renamed;
     u->bytes_before = e->bytes;
-    return u->out_base ? nib_quant_output_add(p, u, u->out_base, "", e->dtype, e->n_dims, e->shape, pl->err) : no_memory(pl->err);
+    return u->out_base ? nib_quant_output_add(p, u, u->out_base, "", e->dtype, e->n_dims, e->shape, pl->err)
+                       : no_memory(pl->err);
 }
 
 static enum nib_status add_nvfp4(struct planner *pl, struct nib_quant_unit *u)
@@ -190,19 +199,21 @@ static enum nib_status add_nvfp4(struct planner *pl, struct nib_quant_unit *u)
     struct nib_quant_plan *p = pl->p;
     const int64_t rows = u->m.rows, cols = u->m.cols;
     if (cols % NIB_QUANT_BLOCK != 0)
-        return nib_error_set(pl->err, NIB_E_UNSUPPORTED, "matrix '%s' has %" PRId64 " input channels, NVFP4 wants a multiple of 16; --exclude it",
+        return nib_error_set(pl->err, NIB_E_UNSUPPORTED,
+                             "matrix '%s' has %" PRId64 " input channels, NVFP4 wants a multiple of 16; --exclude it",
                              u->base, cols);
     u->stats.n_weights = (uint64_t)(rows * cols);
     u->stats.n_blocks = u->stats.n_weights / NIB_QUANT_BLOCK;
     p->n_matrices++;
     NIB_TRY(nib_quant_output_add(p, u, u->out_base, ".weight", NIB_ST_U8, 2, (int64_t[2]){rows, cols / 2}, pl->err));
-    NIB_TRY(nib_quant_output_add(p, u, u->out_base, ".weight_scale", NIB_ST_F8_E4M3, 2, (int64_t[2]){rows, cols / NIB_QUANT_BLOCK}, pl->err));
+    NIB_TRY(nib_quant_output_add(p, u, u->out_base, ".weight_scale", NIB_ST_F8_E4M3, 2,
+                                 (int64_t[2]){rows, cols / NIB_QUANT_BLOCK}, pl->err));
     NIB_TRY(nib_quant_output_add(p, u, u->out_base, ".weight_scale_2", NIB_ST_F32, 0, NULL, pl->err));
     return nib_quant_output_add(p, u, u->out_base, ".input_scale", NIB_ST_F32, 0, NULL, pl->err);
 }
 
-static enum nib_status add_converted(struct planner *pl, enum nib_quant_action action, const struct nib_quant_id *id, const char *base,
-                                     const struct nib_quant_matrix *m)
+static enum nib_status add_converted(struct planner *pl, enum nib_quant_action action, const struct nib_quant_id *id,
+                                     const char *base, const struct nib_quant_matrix *m)
 {
     struct nib_quant_unit *u = new_unit(pl, action, id, base);
     if (!u)
@@ -211,10 +222,13 @@ static enum nib_status add_converted(struct planner *pl, enum nib_quant_action a
     u->out_base = out_base(pl, id, base);
     if (!u->out_base)
         return no_memory(pl->err);
-    u->bytes_before = m->data.bytes + (m->scales.file < 0 ? 0 : m->scales.bytes) + (m->global.file < 0 ? 0 : m->global.bytes);
+    u->bytes_before = m->data.bytes + (m->scales.file < 0 ? 0 : m->scales.bytes) +
+                      (m->global.file < 0 ? 0 : m->global.bytes);
     if (action == NIB_QUANT_COPY || action == NIB_QUANT_WIDEN) {
-        const enum nib_st_dtype dtype = action == NIB_QUANT_WIDEN || m->type == NIB_WEIGHT_BF16 ? NIB_ST_BF16 : NIB_ST_F32;
-        return nib_quant_output_add(pl->p, u, u->out_base, ".weight", dtype, 2, (int64_t[2]){m->rows, m->cols}, pl->err);
+        const enum nib_st_dtype dtype = action == NIB_QUANT_WIDEN || m->type == NIB_WEIGHT_BF16 ? NIB_ST_BF16
+                                                                                                : NIB_ST_F32;
+        return nib_quant_output_add(pl->p, u, u->out_base, ".weight", dtype, 2, (int64_t[2]){m->rows, m->cols},
+                                    pl->err);
     }
     return add_nvfp4(pl, u);
 }
@@ -226,8 +240,10 @@ static enum nib_status add_stacked(struct planner *pl, const struct nib_quant_id
     bool any = !p->hf;
     if (e->n_dims != 3 || e->shape[0] != p->config.n_experts || (e->dtype != NIB_ST_BF16 && e->dtype != NIB_ST_F32) ||
         e->shape[1] % id->field->stacked_parts != 0)
-        return nib_error_set(pl->err, NIB_E_UNSUPPORTED, "%s: tensor '%s': stacked experts must be BF16 or F32 of three dimensions, %d experts first",
-                             e->file, e->name, (int)p->config.n_experts);
+        return nib_error_set(
+            pl->err, NIB_E_UNSUPPORTED,
+            "%s: tensor '%s': stacked experts must be BF16 or F32 of three dimensions, %d experts first", e->file,
+            e->name, (int)p->config.n_experts);
     const size_t item = e->dtype == NIB_ST_BF16 ? 2 : 4;
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t x = 0; x < p->config.n_experts; x++) {
@@ -245,8 +261,12 @@ static enum nib_status add_stacked(struct planner *pl, const struct nib_quant_id
                 const char *base = nib_arena_printf(&p->arena, "%s", name);
                 if (!base)
                     return no_memory(pl->err);
-                struct nib_quant_matrix m = {.type = item == 2 ? NIB_WEIGHT_BF16 : NIB_WEIGHT_F32, .rows = e->shape[1] / f->stacked_parts,
-                                             .cols = e->shape[2], .scales = {.file = -1}, .global = {.file = -1}, .input_scale = {.file = -1}};
+                struct nib_quant_matrix m = {.type = item == 2 ? NIB_WEIGHT_BF16 : NIB_WEIGHT_F32,
+                                             .rows = e->shape[1] / f->stacked_parts,
+                                             .cols = e->shape[2],
+                                             .scales = {.file = -1},
+                                             .global = {.file = -1},
+                                             .input_scale = {.file = -1}};
                 const uint64_t bytes = (uint64_t)m.rows * (uint64_t)m.cols * item;
                 m.data = nib_quant_span_of(p, e);
                 m.data.offset += ((uint64_t)x * (uint64_t)f->stacked_parts + (uint64_t)f->stacked_part) * bytes;
@@ -290,8 +310,8 @@ static enum nib_status add_matrix(struct planner *pl, const struct nib_quant_id 
         return add_converted(pl, NIB_QUANT_RELAY, id, base, &m);
     if (selected)
         return add_converted(pl, m.type == NIB_WEIGHT_MXFP4 ? NIB_QUANT_CAST : NIB_QUANT_ENCODE, id, base, &m);
-    if (p->options->preset != NIB_QUANT_EXPERTS && m.type == NIB_WEIGHT_FP8 && !m.f32_scales && id->field->kind == NIB_FIELD_LINEAR &&
-        !id->field->quantised_input)
+    if (p->options->preset != NIB_QUANT_EXPERTS && m.type == NIB_WEIGHT_FP8 && !m.f32_scales &&
+        id->field->kind == NIB_FIELD_LINEAR && !id->field->quantised_input)
         return add_converted(pl, NIB_QUANT_WIDEN, id, base, &m);
     return copy_matrix(pl, base);
 }
@@ -326,8 +346,8 @@ static enum nib_status add_tensor(struct planner *pl, const struct nib_tensor_en
     if (is_companion(p, &id, e->name))
         return NIB_OK;
     if (strcmp(id.suffix, ".weight") != 0 && strcmp(id.suffix, ".weight_packed") != 0)
-        return nib_error_set(pl->err, NIB_E_FORMAT, "%s: tensor '%s' has no '%.*s.weight' beside it", e->file, e->name, (int)id.base_bytes,
-                             e->name);
+        return nib_error_set(pl->err, NIB_E_FORMAT, "%s: tensor '%s' has no '%.*s.weight' beside it", e->file, e->name,
+                             (int)id.base_bytes, e->name);
     const char *base = nib_arena_printf(&p->arena, "%.*s", (int)id.base_bytes, e->name);
     return base ? add_matrix(pl, &id, base) : no_memory(pl->err);
 }
@@ -342,7 +362,8 @@ static int compare_i64(int64_t a, int64_t b)
 /* Layers one after the other, as calibration runs them; w1 and w3 of an expert side by side. */
 static int id_compare(const struct nib_quant_unit *x, const struct nib_quant_unit *y)
 {
-    const bool ex = x->id.field && x->id.field->kind == NIB_FIELD_EXPERTS, ey = y->id.field && y->id.field->kind == NIB_FIELD_EXPERTS;
+    const bool ex = x->id.field && x->id.field->kind == NIB_FIELD_EXPERTS,
+               ey = y->id.field && y->id.field->kind == NIB_FIELD_EXPERTS;
     int order = compare_i64(x->id.layer, y->id.layer);
     if (order == 0)
         order = compare_i64(ex, ey);
@@ -392,8 +413,8 @@ static void find_partners(struct nib_quant_plan *p)
 {
     for (int64_t i = 0; i + 1 < p->n_units; i++) {
         struct nib_quant_unit *a = &p->unit[i], *b = &p->unit[i + 1];
-        if ((a->action == NIB_QUANT_CAST || a->action == NIB_QUANT_ENCODE) && a->action == b->action && same_place(a, b) &&
-            ends_in(a, ".w1") && ends_in(b, ".w3")) {
+        if ((a->action == NIB_QUANT_CAST || a->action == NIB_QUANT_ENCODE) && a->action == b->action &&
+            same_place(a, b) && ends_in(a, ".w1") && ends_in(b, ".w3")) {
             a->partner = i + 1;
             b->partner = i;
         }
@@ -413,8 +434,11 @@ static enum nib_status check_experts(const struct nib_quant_plan *p, struct nib_
         unsigned char *s = &seen[u->id.layer * nib_n_fields + (int32_t)(u->id.field - nib_fields)];
         const unsigned char kind = u->action == NIB_QUANT_COPY || u->action == NIB_QUANT_WIDEN ? OTHER : NVFP4;
         if (*s != NONE && *s != kind)
-            status = nib_error_set(err, NIB_E_ARGUMENT, "--include and --exclude leave some experts of layer %d as they are and quantise others "
-                                   "('%s'); the experts of a layer must share one format", (int)u->id.layer, u->base);
+            status = nib_error_set(
+                err, NIB_E_ARGUMENT,
+                "--include and --exclude leave some experts of layer %d as they are and quantise others "
+                "('%s'); the experts of a layer must share one format",
+                (int)u->id.layer, u->base);
         *s = kind;
     }
     free(seen);
@@ -442,15 +466,17 @@ static enum nib_status plan_all(struct nib_quant_plan *p, struct nib_error *err)
     NIB_TRY(nib_checkpoint_open(p->src, &p->checkpoint, err));
     p->src_hf = nib_checkpoint_find(p->checkpoint, "model.embed_tokens.weight") != NULL;
     if (!p->src_hf && !nib_checkpoint_find(p->checkpoint, "embed.weight"))
-        return nib_error_set(err, NIB_E_FORMAT, "%s: neither 'embed.weight' nor 'model.embed_tokens.weight' exists: not a DeepSeek-V4 checkpoint",
-                             p->src);
+        return nib_error_set(
+            err, NIB_E_FORMAT,
+            "%s: neither 'embed.weight' nor 'model.embed_tokens.weight' exists: not a DeepSeek-V4 checkpoint", p->src);
     p->hf = p->options->layout == NIB_QUANT_LAYOUT_KEEP ? p->src_hf : p->options->layout == NIB_QUANT_LAYOUT_HF;
     NIB_TRY(nib_quant_files_open(p, err));
     NIB_TRY(plan_units(&pl));
     return nib_quant_layout(p, err);
 }
 
-enum nib_status nib_quant_plan_open(const char *src, const struct nib_quantize_options *o, struct nib_quant_plan *out, struct nib_error *err)
+enum nib_status nib_quant_plan_open(const char *src, const struct nib_quantize_options *o, struct nib_quant_plan *out,
+                                    struct nib_error *err)
 {
     memset(out, 0, sizeof *out);
     nib_arena_init(&out->arena);

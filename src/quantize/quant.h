@@ -1,7 +1,7 @@
 /* Inside the quantiser: a job is planned from headers as a list of outputs, then carried out output by output.
  *
- * Read plan_quant.c for what becomes of each tensor, matrix_quant.c for how one matrix is converted, job_quant.c for the order of
- * things and what survives an interruption. */
+ * Read plan_quant.c for what becomes of each tensor, matrix_quant.c for how one matrix is converted, job_quant.c for
+ * the order of things and what survives an interruption. */
 #ifndef NIB_QUANT_H
 #define NIB_QUANT_H
 
@@ -89,7 +89,7 @@ struct nib_quant_unit {
     int64_t                 partner; /* unit that shares the global scale; -1 */
     bool                    limit_known;
     float                   amax;    /* ENCODE: largest magnitude */
-    int32_t                 k_max;   /* CAST: largest exponent of a block that is not all zero; NIB_QUANT_NO_K if there is none */
+    int32_t k_max; /* CAST: largest exponent of a block that is not all zero; NIB_QUANT_NO_K if there is none */
     uint64_t                bytes_before;
     struct nib_quant_stats  stats;
 };
@@ -128,8 +128,8 @@ struct nib_quant_plan {
     int64_t                   n_unknown;   /* tensors that the table does not know, copied */
 };
 
-/* Open src, decide on every tensor and lay the destination out. Only headers are read. Everything in *out belongs to it; deinit also
- * after failure. */
+/* Open src, decide on every tensor and lay the destination out. Only headers are read. Everything in *out belongs to
+ * it; deinit also after failure. */
 enum nib_status nib_quant_plan_open(const char *src, const struct nib_quantize_options *o, struct nib_quant_plan *out,
                                     struct nib_error *err);
 void nib_quant_plan_close(struct nib_quant_plan *p);
@@ -141,12 +141,13 @@ struct nib_quant_span nib_quant_span_of(const struct nib_quant_plan *p, const st
 const struct nib_quant_unit *nib_quant_unit_find(const struct nib_quant_plan *p, const struct nib_quant_id *id);
 
 /* The header of a shard, 8 bytes of length included; the caller frees it. */
-enum nib_status nib_quant_shard_header(const struct nib_quant_plan *p, int32_t shard, char **out, size_t *n, struct nib_error *err);
+enum nib_status nib_quant_shard_header(const struct nib_quant_plan *p, int32_t shard, char **out, size_t *n,
+                                       struct nib_error *err);
 
-/* The matrix whose tensors' names begin with `base` followed by ".weight" or ".weight_packed"; false if there is none, or with
- * *status set if they do not fit together. */
-bool nib_quant_matrix_find(const struct nib_quant_plan *p, const char *base, struct nib_quant_matrix *out, enum nib_status *status,
-                           struct nib_error *err);
+/* The matrix whose tensors' names begin with `base` followed by ".weight" or ".weight_packed"; false if there is none,
+ * or with *status set if they do not fit together. */
+bool nib_quant_matrix_find(const struct nib_quant_plan *p, const char *base, struct nib_quant_matrix *out,
+                           enum nib_status *status, struct nib_error *err);
 
 const char *nib_quant_action_name(enum nib_quant_action a); /* "copy", "cast", "encode", "relay", "widen" */
 const char *nib_quant_type_name(enum nib_weight_type t);    /* "bf16", "f32", "fp8", "mxfp4", "nvfp4" */
@@ -155,15 +156,16 @@ const char *nib_quant_family(const struct nib_quant_plan *p, const struct nib_qu
 /* ---- Source bytes ---- */
 
 /* Read all of n bytes at `offset` of a span. NIB_E_IO names the file, also where it ends too early. */
-enum nib_status nib_quant_read(const struct nib_quant_plan *p, const struct nib_quant_span *s, uint64_t offset, void *to, size_t n,
-                               struct nib_error *err);
-enum nib_status nib_quant_read_f32(const struct nib_quant_plan *p, const struct nib_quant_span *s, float *out, struct nib_error *err);
+enum nib_status nib_quant_read(const struct nib_quant_plan *p, const struct nib_quant_span *s, uint64_t offset,
+                               void *to, size_t n, struct nib_error *err);
+enum nib_status nib_quant_read_f32(const struct nib_quant_plan *p, const struct nib_quant_span *s, float *out,
+                                   struct nib_error *err);
 
 /* ---- Destination files ---- */
 
 /* All n bytes at offset; NIB_E_IO names dir/name and the system's reason. */
-enum nib_status nib_quant_write_at(int fd, const char *dir, const char *name, uint64_t offset, const void *data, size_t n,
-                                   struct nib_error *err);
+enum nib_status nib_quant_write_at(int fd, const char *dir, const char *name, uint64_t offset, const void *data,
+                                   size_t n, struct nib_error *err);
 /* Create dir/name.tmp for writing. */
 enum nib_status nib_quant_create(const char *dir, const char *name, int *fd, struct nib_error *err);
 /* Flush dir/name.tmp to disk, close it and give it its name; on failure it is removed. */
@@ -171,7 +173,8 @@ enum nib_status nib_quant_commit(const char *dir, const char *name, int fd, stru
 /* Close and remove dir/name.tmp. */
 void nib_quant_abandon(const char *dir, const char *name, int fd);
 /* A small file at once, in the same way. */
-enum nib_status nib_quant_write_file(const char *dir, const char *name, const char *data, size_t n, struct nib_error *err);
+enum nib_status nib_quant_write_file(const char *dir, const char *name, const char *data, size_t n,
+                                     struct nib_error *err);
 /* Every other file of the source folder. */
 enum nib_status nib_quant_copy_files(const char *src, const char *dst, struct nib_error *err);
 
@@ -190,7 +193,7 @@ struct nib_quant_context {
     uint64_t                       *done_bytes;  /* source and destination bytes so far, for progress */
     enum nib_status (*tick)(struct nib_quant_context *c, struct nib_error *err); /* cancels */
     const char                     *what; /* for progress */
-    struct nib_quant_rows          *rows;    /* [2] NULL without: the matrix at work, and its partner's rows, read for their limit */
+    struct nib_quant_rows          *rows;    /* [2] the matrix at work, and its partner, read for its limit; or NULL */
     int64_t                         partner; /* the unit that rows[1] holds whole; -1 */
 };
 
@@ -201,7 +204,8 @@ static inline int nib_quant_team(const struct nib_quant_context *c, int64_t n)
 }
 
 /* Convert or copy one unit of the plan into the open shard; fills unit->stats. */
-enum nib_status nib_quant_unit_write(struct nib_quant_context *c, int64_t unit, int fd, const char *dir, struct nib_error *err);
+enum nib_status nib_quant_unit_write(struct nib_quant_context *c, int64_t unit, int fd, const char *dir,
+                                     struct nib_error *err);
 
 /* Rows of a matrix in memory, a piece at a time, as kernels take them: BF16 where that is exact, else F32. */
 struct nib_quant_buffer {
@@ -225,17 +229,19 @@ struct nib_quant_rows {
     struct nib_quant_buffer buffer[3]; /* what data, scales and values point into */
 };
 
-/* Memory is taken here, at most about budget_bytes (but at least for 128 rows). NVFP4 matrices are not decoded: data and scales only.
- * *r is zero, or an earlier matrix's rows whose memory is used again, and is to be deinitialised also after failure. m and name must
- * outlive it. */
-enum nib_status nib_quant_rows_init(struct nib_quant_rows *r, const struct nib_quant_plan *p, const struct nib_quant_matrix *m,
-                                    size_t budget_bytes, int32_t k_ref, const char *name, struct nib_error *err);
+/* Memory is taken here, at most about budget_bytes (but at least for 128 rows). NVFP4 matrices are not decoded: data
+ * and scales only. *r is zero, or an earlier matrix's rows whose memory is used again, and is to be deinitialised also
+ * after failure. m and name must outlive it. */
+enum nib_status nib_quant_rows_init(struct nib_quant_rows *r, const struct nib_quant_plan *p,
+                                    const struct nib_quant_matrix *m, size_t budget_bytes, int32_t k_ref,
+                                    const char *name, struct nib_error *err);
 void nib_quant_rows_deinit(struct nib_quant_rows *r);
 
-/* Read and decode rows [first, first + n_rows_max), fewer at the end; nothing is done if they are held already. Refuses codes and
- * scales that are NaN, and NaN or Inf, by name and place. */
-enum nib_status nib_quant_rows_read(struct nib_quant_rows *r, const struct nib_quant_context *c, int64_t first, struct nib_error *err);
-/* Rows that a thread takes at a time: about a quarter of a MiB as stored, so that what follows finds them in its cache. */
+/* Read and decode rows [first, first + n_rows_max), fewer at the end; nothing is done if they are held already. Refuses
+ * codes and scales that are NaN, and NaN or Inf, by name and place. */
+enum nib_status nib_quant_rows_read(struct nib_quant_rows *r, const struct nib_quant_context *c, int64_t first,
+                                    struct nib_error *err);
+/* Rows that a thread takes at a time: about a quarter of a MiB as stored, so that what follows finds them cached. */
 int64_t nib_quant_rows_slice(const struct nib_quant_rows *r);
 /* Kernel view of row i of the rows read last. */
 struct nib_quant_row nib_quant_rows_at(const struct nib_quant_rows *r, int64_t i);
@@ -260,22 +266,23 @@ struct nib_quant_inputs {
     const double *hessian;     /* [n_in][n_in] mean of x x^T, gptq only; else NULL */
 };
 
-enum nib_status nib_quant_calibration_open(const struct nib_quant_plan *p, int32_t n_threads, struct nib_quant_calibration **out,
-                                           struct nib_error *err);
+enum nib_status nib_quant_calibration_open(const struct nib_quant_plan *p, int32_t n_threads,
+                                           struct nib_quant_calibration **out, struct nib_error *err);
 void nib_quant_calibration_close(struct nib_quant_calibration *c);
-/* Inputs of a matrix; units must be asked for in the plan's order, since layers are run one after the other. found is false where
- * nothing is observed (the head, the MTP block). The arrays are valid until the next call. */
-enum nib_status nib_quant_calibration_inputs(struct nib_quant_calibration *c, const struct nib_quant_unit *u, bool *found,
-                                             struct nib_quant_inputs *out, struct nib_error *err);
+/* Inputs of a matrix; units must be asked for in the plan's order, since layers are run one after the other. found is
+ * false where nothing is observed (the head, the MTP block). The arrays are valid until the next call. */
+enum nib_status nib_quant_calibration_inputs(struct nib_quant_calibration *c, const struct nib_quant_unit *u,
+                                             bool *found, struct nib_quant_inputs *out, struct nib_error *err);
 
-/* Error feedback: columns are rounded one after the other, those whose inputs are largest first, and what a rounding costs is made up
- * for by the columns that are still to come. */
+/* Error feedback: columns are rounded one after the other, those whose inputs are largest first, and what a rounding
+ * costs is made up for by the columns that are still to come. */
 struct nib_quant_gptq {
     int64_t  n;
     int64_t *order;  /* [n] columns in order of treatment */
-    float   *factor; /* [n][n] upper triangle in that order: row i tells how column i's error spreads, divided by its own entry */
+    float   *factor; /* [n][n] upper triangle in that order: row i over its own entry: how column i's error spreads */
 };
-enum nib_status nib_quant_gptq_init(struct nib_quant_gptq *q, const double *hessian, int64_t n, int32_t n_threads, struct nib_error *err);
+enum nib_status nib_quant_gptq_init(struct nib_quant_gptq *q, const double *hessian, int64_t n, int32_t n_threads,
+                                    struct nib_error *err);
 void nib_quant_gptq_deinit(struct nib_quant_gptq *q);
 /* Codes of one row under its scales; x [n] is used up. Returns how many values saturate. Safe from any thread. */
 int64_t nib_quant_gptq_row(const struct nib_quant_gptq *q, float *x, float g, const uint8_t *scales, uint8_t *codes);
@@ -284,7 +291,8 @@ int64_t nib_quant_gptq_row(const struct nib_quant_gptq *q, float *x, float g, co
 
 /* Stats of one unit to JSON and back, without loss. */
 json_t         *nib_quant_stats_json(const struct nib_quant_plan *p, const struct nib_quant_unit *u);
-enum nib_status nib_quant_stats_read(const json_t *row, struct nib_quant_unit *u, const char *what, struct nib_error *err);
+enum nib_status nib_quant_stats_read(const json_t *row, struct nib_quant_unit *u, const char *what,
+                                     struct nib_error *err);
 
 enum nib_status nib_quant_report_write(const struct nib_quant_plan *p, const char *dst, struct nib_error *err);
 enum nib_status nib_quant_config_write(const struct nib_quant_plan *p, const char *dst, struct nib_error *err);

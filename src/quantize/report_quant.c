@@ -1,5 +1,5 @@
-/* nibble-quant.json and nibble-quant.md: what was done to every matrix and what it cost. Neither holds times or paths, so that equal
- * jobs give equal files. */
+/* nibble-quant.json and nibble-quant.md: what was done to every matrix and what it cost. Neither holds times or paths,
+ * so that equal jobs give equal files. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -37,18 +37,20 @@ static uint64_t bytes_after(const struct nib_quant_plan *p, const struct nib_qua
 json_t *nib_quant_stats_json(const struct nib_quant_plan *p, const struct nib_quant_unit *u)
 {
     const struct nib_quant_stats *s = &u->stats;
-    return json_pack("{s:s, s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:[f, f, f]}", "name",
-                     u->out_base, "family", nib_quant_family(p, &u->id), "action", nib_quant_action_name(u->action), "source",
-                     nib_quant_type_name(u->m.type), "rows", (json_int_t)u->m.rows, "cols", (json_int_t)u->m.cols, "relative_mse",
-                     nib_quant_relative_mse(&s->sums), "cosine", nib_quant_cosine(&s->sums), "global_scale", (double)s->global_scale,
-                     "input_scale", (double)s->input_scale, "input_scale_measured", s->calibrated, "exact", s->exact, "blocks",
-                     (json_int_t)s->n_blocks, "recoded", (json_int_t)s->n_recoded, "recoded_inexact", (json_int_t)s->n_recoded_inexact,
-                     "vanished", (json_int_t)s->n_vanished, "saturated", (json_int_t)s->sums.saturated, "bytes_before",
-                     (json_int_t)u->bytes_before, "bytes_after", (json_int_t)bytes_after(p, u), "sums", s->sums.xx, s->sums.yy,
-                     s->sums.ee);
+    return json_pack(
+        "{s:s, s:s, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:[f, f, f]}",
+        "name", u->out_base, "family", nib_quant_family(p, &u->id), "action", nib_quant_action_name(u->action),
+        "source", nib_quant_type_name(u->m.type), "rows", (json_int_t)u->m.rows, "cols", (json_int_t)u->m.cols,
+        "relative_mse", nib_quant_relative_mse(&s->sums), "cosine", nib_quant_cosine(&s->sums), "global_scale",
+        (double)s->global_scale, "input_scale", (double)s->input_scale, "input_scale_measured", s->calibrated, "exact",
+        s->exact, "blocks", (json_int_t)s->n_blocks, "recoded", (json_int_t)s->n_recoded, "recoded_inexact",
+        (json_int_t)s->n_recoded_inexact, "vanished", (json_int_t)s->n_vanished, "saturated",
+        (json_int_t)s->sums.saturated, "bytes_before", (json_int_t)u->bytes_before, "bytes_after",
+        (json_int_t)bytes_after(p, u), "sums", s->sums.xx, s->sums.yy, s->sums.ee);
 }
 
-enum nib_status nib_quant_stats_read(const json_t *row, struct nib_quant_unit *u, const char *what, struct nib_error *err)
+enum nib_status nib_quant_stats_read(const json_t *row, struct nib_quant_unit *u, const char *what,
+                                     struct nib_error *err)
 {
     struct nib_quant_stats *s = &u->stats;
     const char *name = NULL;
@@ -56,9 +58,10 @@ enum nib_status nib_quant_stats_read(const json_t *row, struct nib_quant_unit *u
     int         exact = 0, measured = 0;
     json_int_t  recoded = 0, inexact = 0, vanished = 0, saturated = 0;
     json_error_t why;
-    if (json_unpack_ex((json_t *)row, &why, 0, "{s:s, s:F, s:F, s:b, s:b, s:I, s:I, s:I, s:I, s:[F, F, F]}", "name", &name, "global_scale",
-                       &global, "input_scale", &input, "input_scale_measured", &measured, "exact", &exact, "recoded", &recoded,
-                       "recoded_inexact", &inexact, "vanished", &vanished, "saturated", &saturated, "sums", &xx, &yy, &ee) != 0 ||
+    if (json_unpack_ex((json_t *)row, &why, 0, "{s:s, s:F, s:F, s:b, s:b, s:I, s:I, s:I, s:I, s:[F, F, F]}", "name",
+                       &name, "global_scale", &global, "input_scale", &input, "input_scale_measured", &measured,
+                       "exact", &exact, "recoded", &recoded, "recoded_inexact", &inexact, "vanished", &vanished,
+                       "saturated", &saturated, "sums", &xx, &yy, &ee) != 0 ||
         strcmp(name, u->out_base) != 0)
         return nib_error_set(err, NIB_E_FORMAT, "%s: no report row of '%s': %s", what, u->out_base, why.text);
     s->global_scale = (float)global;
@@ -154,11 +157,12 @@ static int find_worst(const struct nib_quant_plan *p, const struct nib_quant_uni
 static json_t *family_json(const struct family *f)
 {
     const struct nib_quant_stats *s = &f->total;
-    return json_pack("{s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "matrices", (json_int_t)f->n, "exact",
-                     (json_int_t)f->n_exact, "weights", (json_int_t)s->n_weights, "relative_mse", nib_quant_relative_mse(&s->sums), "cosine",
-                     nib_quant_cosine(&s->sums), "blocks", (json_int_t)s->n_blocks, "recoded", (json_int_t)s->n_recoded, "recoded_inexact",
-                     (json_int_t)s->n_recoded_inexact, "vanished", (json_int_t)s->n_vanished, "saturated", (json_int_t)s->sums.saturated,
-                     "bytes_before", (json_int_t)f->before, "bytes_after", (json_int_t)f->after);
+    return json_pack(
+        "{s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "matrices", (json_int_t)f->n, "exact",
+        (json_int_t)f->n_exact, "weights", (json_int_t)s->n_weights, "relative_mse", nib_quant_relative_mse(&s->sums),
+        "cosine", nib_quant_cosine(&s->sums), "blocks", (json_int_t)s->n_blocks, "recoded", (json_int_t)s->n_recoded,
+        "recoded_inexact", (json_int_t)s->n_recoded_inexact, "vanished", (json_int_t)s->n_vanished, "saturated",
+        (json_int_t)s->sums.saturated, "bytes_before", (json_int_t)f->before, "bytes_after", (json_int_t)f->after);
 }
 
 static json_t *report_json(const struct nib_quant_plan *p)
@@ -174,11 +178,12 @@ static json_t *report_json(const struct nib_quant_plan *p)
             (void)json_array_append_new(rows, nib_quant_stats_json(p, &p->unit[i]));
     for (int i = 0; i < n_worst; i++)
         (void)json_array_append_new(last, json_string(worst[i]->out_base));
-    return json_pack("{s:i, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "format", 1, "producer", "nibble", "preset",
-                     nib_quant_preset_name(p->options->preset), "method", nib_quant_method_name(p->options->method), "layout",
-                     p->hf ? "hf" : "official", "tensors", (json_int_t)p->n_outputs, "source_bytes", (json_int_t)p->source_bytes,
-                     "output_bytes", (json_int_t)p->output_bytes, "total", family_json(&all), "families", by_family, "worst", last, "matrices",
-                     rows);
+    return json_pack("{s:i, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "format", 1, "producer", "nibble",
+                     "preset", nib_quant_preset_name(p->options->preset), "method",
+                     nib_quant_method_name(p->options->method), "layout", p->hf ? "hf" : "official", "tensors",
+                     (json_int_t)p->n_outputs, "source_bytes", (json_int_t)p->source_bytes, "output_bytes",
+                     (json_int_t)p->output_bytes, "total", family_json(&all), "families", by_family, "worst", last,
+                     "matrices", rows);
 }
 
 /* ---- Text ---- */
@@ -198,9 +203,9 @@ static enum nib_status add(struct nib_text *t, const char *fmt, ...)
 static enum nib_status add_family(struct nib_text *t, const struct family *f)
 {
     const struct nib_quant_stats *s = &f->total;
-    return add(t, "| %s | %" PRId64 " | %" PRId64 " | %.4g | %.6f | %" PRIu64 " | %" PRId64 " | %.3f | %.3f |\n", f->name, f->n, f->n_exact,
-               nib_quant_relative_mse(&s->sums), nib_quant_cosine(&s->sums), s->n_recoded, s->sums.saturated, (double)f->before / 1e9,
-               (double)f->after / 1e9);
+    return add(t, "| %s | %" PRId64 " | %" PRId64 " | %.4g | %.6f | %" PRIu64 " | %" PRId64 " | %.3f | %.3f |\n",
+               f->name, f->n, f->n_exact, nib_quant_relative_mse(&s->sums), nib_quant_cosine(&s->sums), s->n_recoded,
+               s->sums.saturated, (double)f->before / 1e9, (double)f->after / 1e9);
 }
 
 static enum nib_status report_text(const struct nib_quant_plan *p, struct nib_text *t)
@@ -208,13 +213,18 @@ static enum nib_status report_text(const struct nib_quant_plan *p, struct nib_te
     struct family all, families[N_FAMILIES_MAX];
     const struct nib_quant_unit *worst[N_WORST + 1];
     const int n = sum_families(p, families, &all), n_worst = find_worst(p, worst);
-    NIB_TRY(add(t, "# NVFP4 quantisation\n\nPreset `%s`, method `%s`, %s names. %" PRId64 " tensors in %d files: %.3f GB from %.3f GB.\n\n",
-                nib_quant_preset_name(p->options->preset), nib_quant_method_name(p->options->method), p->hf ? "Hugging Face" : "official",
-                p->n_outputs, (int)p->n_shards, (double)p->output_bytes / 1e9, (double)p->source_bytes / 1e9));
-    NIB_TRY(add(t, "Relative MSE is sum((w - w')^2) / sum(w^2). Exact: every decoded weight equals the source's. Recoded: blocks of 16 outside "
+    NIB_TRY(add(t,
+                "# NVFP4 quantisation\n\nPreset `%s`, method `%s`, %s names. %" PRId64
+                " tensors in %d files: %.3f GB from %.3f GB.\n\n",
+                nib_quant_preset_name(p->options->preset), nib_quant_method_name(p->options->method),
+                p->hf ? "Hugging Face" : "official", p->n_outputs, (int)p->n_shards, (double)p->output_bytes / 1e9,
+                (double)p->source_bytes / 1e9));
+    NIB_TRY(add(t, "Relative MSE is sum((w - w')^2) / sum(w^2). Exact: every decoded weight equals the source's. "
+                   "Recoded: blocks of 16 outside "
                    "the window of an exact cast.\nSaturated: weights beyond 6 times their scale.\n\n"));
-    NIB_TRY(add(t, "| family | matrices | exact | relative MSE | cosine | recoded | saturated | GB before | GB after |\n"
-                   "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"));
+    NIB_TRY(add(t,
+                "| family | matrices | exact | relative MSE | cosine | recoded | saturated | GB before | GB after |\n"
+                "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"));
     for (int i = 0; i < n; i++)
         NIB_TRY(add_family(t, &families[i]));
     NIB_TRY(add_family(t, &all));

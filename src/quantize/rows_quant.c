@@ -1,5 +1,5 @@
-/* Pieces of a matrix as rows for the kernels. FP8 and MXFP4 values have few significant bits, so they are BF16 numbers unless their
- * exponents are extreme; then, and under F32 scales, rows are F32. */
+/* Pieces of a matrix as rows for the kernels. FP8 and MXFP4 values have few significant bits, so they are BF16 numbers
+ * unless their exponents are extreme; then, and under F32 scales, rows are F32. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -28,7 +28,9 @@ static int64_t row_bytes(const struct nib_quant_matrix *m)
 
 static int64_t scale_row_bytes(const struct nib_quant_matrix *m)
 {
-    return m->type == NIB_WEIGHT_MXFP4 ? m->cols / MXFP4_BLOCK : m->type == NIB_WEIGHT_NVFP4 ? m->cols / NIB_QUANT_BLOCK : 0;
+    return m->type == NIB_WEIGHT_MXFP4   ? m->cols / MXFP4_BLOCK
+           : m->type == NIB_WEIGHT_NVFP4 ? m->cols / NIB_QUANT_BLOCK
+                                         : 0;
 }
 
 /* Matrices of a kind follow each other: memory once touched is worth keeping. */
@@ -43,7 +45,8 @@ static void *take(struct nib_quant_buffer *b, size_t bytes)
 }
 
 /* The FP8 scales are few: read at once, and told whether they keep every value within BF16. */
-static enum nib_status read_fp8_scales(struct nib_quant_rows *r, const struct nib_quant_plan *p, bool *narrow, struct nib_error *err)
+static enum nib_status read_fp8_scales(struct nib_quant_rows *r, const struct nib_quant_plan *p, bool *narrow,
+                                       struct nib_error *err)
 {
     const struct nib_quant_matrix *m = r->m;
     r->scales = take(&r->buffer[1], (size_t)m->scales.bytes);
@@ -70,15 +73,18 @@ static enum nib_status read_global(struct nib_quant_rows *r, const struct nib_qu
     r->global = r->m->divisor ? 1.0f / v : v;
     /* Multipliers are far below 1 and divisors far above; a file that mixes them up is not guessed at. */
     if (!(v > 0) || !nib_f32_is_finite(v) || !(r->global > 0) || !nib_f32_is_finite(r->global))
-        return nib_error_set(err, NIB_E_NUMERIC, "matrix '%s': its global scale is %g, wanted a finite value above 0", r->name, (double)v);
+        return nib_error_set(err, NIB_E_NUMERIC, "matrix '%s': its global scale is %g, wanted a finite value above 0",
+                             r->name, (double)v);
     return NIB_OK;
 }
 
-enum nib_status nib_quant_rows_init(struct nib_quant_rows *r, const struct nib_quant_plan *p, const struct nib_quant_matrix *m,
-                                    size_t budget_bytes, int32_t k_ref, const char *name, struct nib_error *err)
+enum nib_status nib_quant_rows_init(struct nib_quant_rows *r, const struct nib_quant_plan *p,
+                                    const struct nib_quant_matrix *m, size_t budget_bytes, int32_t k_ref,
+                                    const char *name, struct nib_error *err)
 {
     const struct nib_quant_buffer data = r->buffer[0], scales = r->buffer[1], values = r->buffer[2];
-    *r = (struct nib_quant_rows){.m = m, .name = name, .first = -1, .global = 1, .k_ref = k_ref, .buffer = {data, scales, values}};
+    *r = (struct nib_quant_rows){
+        .m = m, .name = name, .first = -1, .global = 1, .k_ref = k_ref, .buffer = {data, scales, values}};
     bool narrow = true;
     if (m->type == NIB_WEIGHT_FP8)
         NIB_TRY(read_fp8_scales(r, p, &narrow, err));
@@ -116,7 +122,8 @@ void nib_quant_rows_deinit(struct nib_quant_rows *r)
 /* Row i of FP8 to BF16 or F32; false where a code is NaN. */
 static bool decode_fp8(struct nib_quant_rows *r, const struct nib_quant_kernels *k, int64_t i)
 {
-    const int64_t  cols = r->m->cols, n_blocks = (cols + FP8_BLOCK - 1) / FP8_BLOCK, scale_row = (r->first + i) / FP8_BLOCK * n_blocks;
+    const int64_t cols = r->m->cols, n_blocks = (cols + FP8_BLOCK - 1) / FP8_BLOCK,
+                  scale_row = (r->first + i) / FP8_BLOCK * n_blocks;
     const uint8_t *x = r->data + i * cols;
     unsigned       nan = 0;
     for (int64_t j = 0; j < cols; j++)
@@ -152,7 +159,9 @@ static bool decode_mxfp4(struct nib_quant_rows *r, int64_t i)
         for (uint32_t c = 0; c < 16; c++) {
             const uint32_t bits = nib_f32_bits(nib_e2m1_to_f32(c)) >> 16;
             const int32_t  exponent = (int32_t)(bits >> 7 & 255u) + k;
-            value[c] = (uint16_t)(exponent > 0 && exponent < 255 && (c & 7u) ? (bits & 0x807fu) | (uint32_t)exponent << 7 : bits & 0x8000u);
+            value[c] = (uint16_t)(exponent > 0 && exponent < 255 && (c & 7u)
+                                      ? (bits & 0x807fu) | (uint32_t)exponent << 7
+                                      : bits & 0x8000u);
         }
         for (int j = 0; j < MXFP4_BLOCK / 2; j++) {
             out[2 * j] = value[codes[j] & 15];
@@ -178,7 +187,8 @@ static bool decode_row(struct nib_quant_rows *r, const struct nib_quant_kernels 
     *amax = 0;
     if (r->m->type == NIB_WEIGHT_NVFP4)
         return check_nvfp4(r, i);
-    if ((r->m->type == NIB_WEIGHT_FP8 && !decode_fp8(r, k, i)) || (r->m->type == NIB_WEIGHT_MXFP4 && !decode_mxfp4(r, i)))
+    if ((r->m->type == NIB_WEIGHT_FP8 && !decode_fp8(r, k, i)) ||
+        (r->m->type == NIB_WEIGHT_MXFP4 && !decode_mxfp4(r, i)))
         return false;
     *amax = k->absmax(&row);
     for (int64_t j = row.n_blocks * NIB_QUANT_BLOCK; j < r->m->cols; j++) {
@@ -197,15 +207,16 @@ int64_t nib_quant_rows_slice(const struct nib_quant_rows *r)
 }
 
 /* A slice of rows from the file, and decoded while it is in the cache. *bad becomes the first row that is no number. */
-static enum nib_status read_slice(struct nib_quant_rows *r, const struct nib_quant_context *c, bool read, int64_t at, int64_t n, int64_t *bad,
-                                  float *amax, struct nib_error *err)
+static enum nib_status read_slice(struct nib_quant_rows *r, const struct nib_quant_context *c, bool read, int64_t at,
+                                  int64_t n, int64_t *bad, float *amax, struct nib_error *err)
 {
     const size_t bytes = (size_t)row_bytes(r->m), scale_bytes = (size_t)scale_row_bytes(r->m), from = (size_t)at;
     const uint64_t row = (uint64_t)(r->first + at);
     if (read) {
         NIB_TRY(nib_quant_read(c->plan, &r->m->data, row * bytes, r->data + from * bytes, (size_t)n * bytes, err));
         if (scale_bytes > 0)
-            NIB_TRY(nib_quant_read(c->plan, &r->m->scales, row * scale_bytes, r->scales + from * scale_bytes, (size_t)n * scale_bytes, err));
+            NIB_TRY(nib_quant_read(c->plan, &r->m->scales, row * scale_bytes, r->scales + from * scale_bytes,
+                                   (size_t)n * scale_bytes, err));
     }
     for (int64_t i = at; i < at + n && !r->raw; i++) {
         float most;
@@ -216,7 +227,8 @@ static enum nib_status read_slice(struct nib_quant_rows *r, const struct nib_qua
     return NIB_OK;
 }
 
-enum nib_status nib_quant_rows_read(struct nib_quant_rows *r, const struct nib_quant_context *c, int64_t first, struct nib_error *err)
+enum nib_status nib_quant_rows_read(struct nib_quant_rows *r, const struct nib_quant_context *c, int64_t first,
+                                    struct nib_error *err)
 {
     const bool read = r->first != first;
     if (!read && (r->raw || r->decoded))
@@ -228,7 +240,10 @@ enum nib_status nib_quant_rows_read(struct nib_quant_rows *r, const struct nib_q
     float           amax = 0;
     enum nib_status status = NIB_OK;
     const int64_t   slice = nib_quant_rows_slice(r);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(nib_quant_team(c, r->n * r->m->cols)) reduction(min : bad) reduction(max : amax)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(nib_quant_team(c, r->n * r->m->cols)) reduction(min          \
+                                                                                                          : bad)       \
+    reduction(max                                                                                                      \
+              : amax)
     for (int64_t at = 0; at < r->n; at += slice) {
         struct nib_error      e;
         const enum nib_status got = read_slice(r, c, read, at, r->n - at < slice ? r->n - at : slice, &bad, &amax, &e);
@@ -240,7 +255,9 @@ enum nib_status nib_quant_rows_read(struct nib_quant_rows *r, const struct nib_q
     r->amax = amax;
     r->decoded = !r->raw && status == NIB_OK && bad == r->n;
     if (status == NIB_OK && bad < r->n)
-        status = nib_error_set(err, NIB_E_NUMERIC, "matrix '%s' of '%s': row %" PRId64 " holds NaN or Inf (or a scale byte that stands for it)",
+        status = nib_error_set(err, NIB_E_NUMERIC,
+                               "matrix '%s' of '%s': row %" PRId64
+                               " holds NaN or Inf (or a scale byte that stands for it)",
                                r->name, c->plan->src, first + bad);
     if (status != NIB_OK)
         r->first = -1;

@@ -1,5 +1,6 @@
-/* The source's bytes. Names and shapes come from the checkpoint, which maps its files; data is read by position instead, so that what
- * was read does not stay resident and a failing disk or a file cut short is an error and not a signal. */
+/* The source's bytes. Names and shapes come from the checkpoint, which maps its files; data is read by position
+ * instead, so that what was read does not stay resident and a failing disk or a file cut short is an error and not a
+ * signal. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -25,15 +26,18 @@ static struct nib_quant_file *find_file(const struct nib_quant_plan *p, const ch
     return bsearch(&key, p->file, (size_t)p->n_files, sizeof *p->file, name_compare);
 }
 
-/* The checkpoint does not tell where its maps begin; opening the shard once more gives one tensor's offset, and so the beginning. */
-static enum nib_status locate(struct nib_quant_plan *p, struct nib_quant_file *f, const struct nib_tensor_entry *e, struct nib_error *err)
+/* The checkpoint does not tell where its maps begin; opening the shard once more gives one tensor's offset, and so the
+ * beginning. */
+static enum nib_status locate(struct nib_quant_plan *p, struct nib_quant_file *f, const struct nib_tensor_entry *e,
+                              struct nib_error *err)
 {
     struct nib_shard shard;
     char             text[128];
     NIB_TRY(nib_shard_open(p->src, f->name, &shard, err));
     for (int64_t i = 0; i < shard.n_entries && !f->map; i++)
         if (strcmp(shard.entry[i].name, e->name) == 0)
-            f->map = (const unsigned char *)e->data - ((const unsigned char *)shard.entry[i].data - (const unsigned char *)shard.map);
+            f->map = (const unsigned char *)e->data -
+                     ((const unsigned char *)shard.entry[i].data - (const unsigned char *)shard.map);
     f->bytes = shard.map_bytes;
     nib_shard_close(&shard);
     char *path = nib_path_join(p->src, f->name);
@@ -72,11 +76,13 @@ enum nib_status nib_quant_files_open(struct nib_quant_plan *p, struct nib_error 
 struct nib_quant_span nib_quant_span_of(const struct nib_quant_plan *p, const struct nib_tensor_entry *e)
 {
     const struct nib_quant_file *f = find_file(p, e->file);
-    return (struct nib_quant_span){.file = (int32_t)(f - p->file), .offset = (uint64_t)((const unsigned char *)e->data - f->map), .bytes = e->bytes};
+    return (struct nib_quant_span){.file = (int32_t)(f - p->file),
+                                   .offset = (uint64_t)((const unsigned char *)e->data - f->map),
+                                   .bytes = e->bytes};
 }
 
-enum nib_status nib_quant_read(const struct nib_quant_plan *p, const struct nib_quant_span *s, uint64_t offset, void *to, size_t n,
-                               struct nib_error *err)
+enum nib_status nib_quant_read(const struct nib_quant_plan *p, const struct nib_quant_span *s, uint64_t offset,
+                               void *to, size_t n, struct nib_error *err)
 {
     const struct nib_quant_file *f = &p->file[s->file];
     char                         text[128];
@@ -86,17 +92,20 @@ enum nib_status nib_quant_read(const struct nib_quant_plan *p, const struct nib_
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return nib_error_set(err, NIB_E_IO, "cannot read '%s/%s' at byte %" PRIu64 ": %s", p->src, f->name, s->offset + offset + done,
-                                 nib_errno_text(errno, text, sizeof text));
+            return nib_error_set(err, NIB_E_IO, "cannot read '%s/%s' at byte %" PRIu64 ": %s", p->src, f->name,
+                                 s->offset + offset + done, nib_errno_text(errno, text, sizeof text));
         if (got == 0)
-            return nib_error_set(err, NIB_E_IO, "'%s/%s' ends at byte %" PRIu64 ", its header promised %" PRIu64 ": the file was cut short",
+            return nib_error_set(err, NIB_E_IO,
+                                 "'%s/%s' ends at byte %" PRIu64 ", its header promised %" PRIu64
+                                 ": the file was cut short",
                                  p->src, f->name, s->offset + offset + done, f->bytes);
         done += (size_t)got;
     }
     return NIB_OK;
 }
 
-enum nib_status nib_quant_read_f32(const struct nib_quant_plan *p, const struct nib_quant_span *s, float *out, struct nib_error *err)
+enum nib_status nib_quant_read_f32(const struct nib_quant_plan *p, const struct nib_quant_span *s, float *out,
+                                   struct nib_error *err)
 {
     return nib_quant_read(p, s, 0, out, sizeof *out, err);
 }
@@ -131,7 +140,8 @@ static bool has_shape(const struct nib_tensor_entry *e, int64_t rows, int64_t co
 
 static enum nib_status wrong(const struct finder *f, const struct nib_tensor_entry *e, const char *why)
 {
-    return nib_error_set(f->err, NIB_E_FORMAT, "%s: tensor '%s' (%s) %s", e->file, e->name, nib_st_dtype_name(e->dtype), why);
+    return nib_error_set(f->err, NIB_E_FORMAT, "%s: tensor '%s' (%s) %s", e->file, e->name, nib_st_dtype_name(e->dtype),
+                         why);
 }
 
 static enum nib_status one_f32(const struct finder *f, const struct nib_tensor_entry *e, struct nib_quant_span *out)
@@ -144,7 +154,8 @@ static enum nib_status one_f32(const struct finder *f, const struct nib_tensor_e
 
 static enum nib_status find_fp4(const struct finder *f, const struct nib_tensor_entry *w, struct nib_quant_matrix *m)
 {
-    const struct nib_tensor_entry *s = find_scales(f), *g = find(f, ".weight_scale_2"), *d = find(f, ".weight_global_scale");
+    const struct nib_tensor_entry *s = find_scales(f), *g = find(f, ".weight_scale_2"),
+                                  *d = find(f, ".weight_global_scale");
     const struct nib_tensor_entry *input = find(f, ".input_scale"), *input_divisor = find(f, ".input_global_scale");
     m->rows = w->shape[0];
     m->cols = w->shape[1] * 2;
@@ -152,19 +163,27 @@ static enum nib_status find_fp4(const struct finder *f, const struct nib_tensor_
         return wrong(f, w, "holds FP4 codes, but has no '.weight_scale', '.scale' or '.weight_scale_inv'");
     m->scales = nib_quant_span_of(f->p, s);
     /* By columns: one-byte types alone cannot tell UE8M0 from E4M3. */
-    if (m->cols % 16 == 0 && has_shape(s, m->rows, m->cols / 16) && (s->dtype == NIB_ST_F8_E4M3 || s->dtype == NIB_ST_U8)) {
+    if (m->cols % 16 == 0 && has_shape(s, m->rows, m->cols / 16) &&
+        (s->dtype == NIB_ST_F8_E4M3 || s->dtype == NIB_ST_U8)) {
         m->type = NIB_WEIGHT_NVFP4;
         if ((g != NULL) == (d != NULL))
-            return wrong(f, w, g ? "has both '.weight_scale_2' and '.weight_global_scale'" : "is NVFP4, but has no global scale beside it: neither "
-                                                                                            "'.weight_scale_2' nor '.weight_global_scale'");
+            return wrong(f, w,
+                         g ? "has both '.weight_scale_2' and '.weight_global_scale'"
+                           : "is NVFP4, but has no global scale beside it: neither "
+                             "'.weight_scale_2' nor '.weight_global_scale'");
         m->divisor = d != NULL;
         NIB_TRY(one_f32(f, g ? g : d, &m->global));
         if (input || input_divisor)
-            return one_f32(f, m->divisor && input_divisor ? input_divisor : input ? input : input_divisor, &m->input_scale);
+            return one_f32(f,
+                           m->divisor && input_divisor ? input_divisor
+                           : input                     ? input
+                                                       : input_divisor,
+                           &m->input_scale);
         return NIB_OK;
     }
     m->type = NIB_WEIGHT_MXFP4;
-    if (m->cols % 32 != 0 || !has_shape(s, m->rows, m->cols / 32) || (s->dtype != NIB_ST_F8_E8M0 && s->dtype != NIB_ST_U8))
+    if (m->cols % 32 != 0 || !has_shape(s, m->rows, m->cols / 32) ||
+        (s->dtype != NIB_ST_F8_E8M0 && s->dtype != NIB_ST_U8))
         return wrong(f, s, "fits neither NVFP4 (E4M3, a column for 16 channels) nor MXFP4 (E8M0, a column for 32)");
     return NIB_OK;
 }
@@ -197,8 +216,8 @@ static enum nib_status find_matrix(const struct finder *f, const struct nib_tens
     }
 }
 
-bool nib_quant_matrix_find(const struct nib_quant_plan *p, const char *base, struct nib_quant_matrix *out, enum nib_status *status,
-                           struct nib_error *err)
+bool nib_quant_matrix_find(const struct nib_quant_plan *p, const char *base, struct nib_quant_matrix *out,
+                           enum nib_status *status, struct nib_error *err)
 {
     const struct finder f = {.p = p, .base = base, .err = err};
     const struct nib_tensor_entry *w = find(&f, ".weight");

@@ -1,7 +1,8 @@
 /* nib_quantize_verify(): everything in a destination against its source, from the two folders alone.
  *
- * NVFP4 matrices are decoded and their errors summed as the converter did, then compared with the report if there is one; NVFP4 that
- * was NVFP4 before must have the same bytes; all other tensors too, or the same values where FP8 became BF16. */
+ * NVFP4 matrices are decoded and their errors summed as the converter did, then compared with the report if there is
+ * one; NVFP4 that was NVFP4 before must have the same bytes; all other tensors too, or the same values where FP8 became
+ * BF16. */
 #include <inttypes.h>
 #include <math.h>
 #include <omp.h>
@@ -42,14 +43,16 @@ static void mismatch(struct verifier *v, const char *name, const char *what)
 }
 
 /* The source's name of a tensor of the destination. */
-static bool source_name(const struct verifier *v, const struct nib_quant_id *id, const char *dst_name, char *out, size_t n)
+static bool source_name(const struct verifier *v, const struct nib_quant_id *id, const char *dst_name, char *out,
+                        size_t n)
 {
     if (!id->field || v->src.src_hf == v->dst.src_hf)
         return (size_t)snprintf(out, n, "%.*s", (int)id->base_bytes, dst_name) < n;
     return nib_quant_name(id, v->src.config.n_layers, v->src.src_hf, out, n);
 }
 
-static bool find_matrix(struct verifier *v, const struct nib_quant_unit *u, struct nib_quant_matrix *m, enum nib_status *status)
+static bool find_matrix(struct verifier *v, const struct nib_quant_unit *u, struct nib_quant_matrix *m,
+                        enum nib_status *status)
 {
     char base[400];
     if (source_name(v, &u->id, u->base, base, sizeof base) && nib_quant_matrix_find(&v->src, base, m, status, v->err))
@@ -64,7 +67,8 @@ static bool find_matrix(struct verifier *v, const struct nib_quant_unit *u, stru
 
 /* ---- NVFP4 ---- */
 
-static enum nib_status compare_nvfp4(struct verifier *v, const struct nib_quant_unit *u, struct nib_quant_rows *a, struct nib_quant_rows *b)
+static enum nib_status compare_nvfp4(struct verifier *v, const struct nib_quant_unit *u, struct nib_quant_rows *a,
+                                     struct nib_quant_rows *b)
 {
     const size_t cols = (size_t)u->m.cols;
     bool         same = a->global == b->global;
@@ -81,12 +85,12 @@ static enum nib_status compare_nvfp4(struct verifier *v, const struct nib_quant_
 }
 
 /* Error sums in units of `unit`; the sums of rows are added in order. */
-static enum nib_status sum_errors(struct verifier *v, struct nib_quant_rows *a, struct nib_quant_rows *b, float g, float unit,
-                                  struct nib_quant_sums *out)
+static enum nib_status sum_errors(struct verifier *v, struct nib_quant_rows *a, struct nib_quant_rows *b, float g,
+                                  float unit, struct nib_quant_sums *out)
 {
     const int64_t          cols = a->m->cols;
     struct nib_quant_sums *rows = malloc((size_t)a->n_rows_max * sizeof *rows + 1);
-    enum nib_status        status = rows ? NIB_OK : nib_error_set(v->err, NIB_E_MEMORY, "no memory to verify '%s'", a->name);
+    enum nib_status status = rows ? NIB_OK : nib_error_set(v->err, NIB_E_MEMORY, "no memory to verify '%s'", a->name);
     for (int64_t first = 0; first < a->m->rows && status == NIB_OK; first += a->n_rows_max) {
         status = nib_quant_rows_read(a, &v->src_context, first, v->err);
         if (status == NIB_OK)
@@ -99,7 +103,8 @@ static enum nib_status sum_errors(struct verifier *v, struct nib_quant_rows *a, 
             struct nib_quant_row row = nib_quant_rows_at(a, i);
             row.g = g;
             row.unit = unit;
-            v->src_context.kernels->measure(&row, b->scales + i * (cols / NIB_QUANT_BLOCK), b->data + i * (cols / 2), &rows[i]);
+            v->src_context.kernels->measure(&row, b->scales + i * (cols / NIB_QUANT_BLOCK), b->data + i * (cols / 2),
+                                            &rows[i]);
         }
         for (int64_t i = 0; i < a->n; i++)
             nib_quant_sums_add(out, &rows[i]);
@@ -114,7 +119,8 @@ static void compare_report(struct verifier *v, const struct nib_quant_unit *u, d
     char          text[200];
     if (!v->report)
         return;
-    const double said = json_number_value(json_object_get(row, "relative_mse")), said_cosine = json_number_value(json_object_get(row, "cosine"));
+    const double said = json_number_value(json_object_get(row, "relative_mse")),
+                 said_cosine = json_number_value(json_object_get(row, "cosine"));
     /* The same sums in other powers of two. */
     if (row && fabs(said - relative_mse) <= 1e-9 * fabs(relative_mse) && fabs(said_cosine - cosine) <= 1e-9)
         return;
@@ -141,7 +147,8 @@ static enum nib_status verify_rows(struct verifier *v, const struct nib_quant_un
     else if (status == NIB_OK) {
         const float unit = nib_quant_unit_of(g * 2688.0f);
         status = sum_errors(v, &a, &b, g, unit, &sums);
-        const double relative_mse = nib_quant_relative_mse(&sums), cosine = nib_quant_cosine(&sums), real = ldexp(1.0, k_ref) / (double)unit;
+        const double relative_mse = nib_quant_relative_mse(&sums), cosine = nib_quant_cosine(&sums),
+                     real = ldexp(1.0, k_ref) / (double)unit;
         if (status == NIB_OK) {
             v->r->n_exact += sums.ee == 0;
             v->sums.xx += sums.xx * real * real;
@@ -179,7 +186,8 @@ static enum nib_status compare_spans(struct verifier *v, const struct nib_quant_
 {
     const struct nib_quant_span *b = &u->m.data;
     unsigned char               *buffer = malloc(2 * COMPARE_BYTES);
-    enum nib_status status = buffer ? NIB_OK : nib_error_set(v->err, NIB_E_MEMORY, "no memory to compare '%s'", u->base);
+    enum nib_status status = buffer ? NIB_OK
+                                    : nib_error_set(v->err, NIB_E_MEMORY, "no memory to compare '%s'", u->base);
     bool            same = a->bytes == b->bytes;
     for (uint64_t at = 0; at < a->bytes && same && status == NIB_OK; at += COMPARE_BYTES) {
         const size_t n = a->bytes - at < COMPARE_BYTES ? (size_t)(a->bytes - at) : COMPARE_BYTES;
@@ -195,7 +203,8 @@ static enum nib_status compare_spans(struct verifier *v, const struct nib_quant_
 }
 
 /* FP8 in the source, BF16 here. */
-static enum nib_status compare_widened(struct verifier *v, const struct nib_quant_unit *u, const struct nib_quant_matrix *m)
+static enum nib_status compare_widened(struct verifier *v, const struct nib_quant_unit *u,
+                                       const struct nib_quant_matrix *m)
 {
     struct nib_quant_rows r = {0};
     const size_t    cols = (size_t)m->cols;
@@ -205,11 +214,13 @@ static enum nib_status compare_widened(struct verifier *v, const struct nib_quan
     if (status == NIB_OK)
         want = malloc((size_t)r.n_rows_max * cols * 2 + 1);
     if (status == NIB_OK && (!want || !r.bf16 || u->m.data.bytes != (uint64_t)m->rows * cols * 2))
-        status = nib_error_set(v->err, want ? NIB_E_UNSUPPORTED : NIB_E_MEMORY, "cannot compare '%s': not BF16 of the source's shape", u->base);
+        status = nib_error_set(v->err, want ? NIB_E_UNSUPPORTED : NIB_E_MEMORY,
+                               "cannot compare '%s': not BF16 of the source's shape", u->base);
     for (int64_t first = 0; first < m->rows && status == NIB_OK && same; first += r.n_rows_max) {
         status = nib_quant_rows_read(&r, &v->src_context, first, v->err);
         if (status == NIB_OK)
-            status = nib_quant_read(&v->dst, &u->m.data, (uint64_t)first * cols * 2, want, (size_t)r.n * cols * 2, v->err);
+            status = nib_quant_read(&v->dst, &u->m.data, (uint64_t)first * cols * 2, want, (size_t)r.n * cols * 2,
+                                    v->err);
         same = status == NIB_OK && memcmp(want, r.bf16, (size_t)r.n * cols * 2) == 0;
     }
     free(want);
@@ -219,14 +230,16 @@ static enum nib_status compare_widened(struct verifier *v, const struct nib_quan
     return status;
 }
 
-static const struct nib_tensor_entry *find_source(const struct verifier *v, const struct nib_quant_unit *u, const char *base)
+static const struct nib_tensor_entry *find_source(const struct verifier *v, const struct nib_quant_unit *u,
+                                                  const char *base)
 {
     static const char *const scales[] = {".scale", ".weight_scale_inv", ".weight_scale"};
     char name[512];
     (void)snprintf(name, sizeof name, "%s%s", base, u->id.suffix);
     const struct nib_tensor_entry *e = nib_checkpoint_find(v->src.checkpoint, name);
     for (size_t i = 0; i < 3 && !e; i++)
-        if (strcmp(u->id.suffix, scales[0]) == 0 || strcmp(u->id.suffix, scales[1]) == 0 || strcmp(u->id.suffix, scales[2]) == 0) {
+        if (strcmp(u->id.suffix, scales[0]) == 0 || strcmp(u->id.suffix, scales[1]) == 0 ||
+            strcmp(u->id.suffix, scales[2]) == 0) {
             (void)snprintf(name, sizeof name, "%s%s", base, scales[i]);
             e = nib_checkpoint_find(v->src.checkpoint, name);
         }
@@ -238,7 +251,8 @@ static enum nib_status verify_copy(struct verifier *v, const struct nib_quant_un
     struct nib_quant_matrix m;
     enum nib_status status = NIB_OK;
     char base[512];
-    const struct nib_tensor_entry *e = source_name(v, &u->id, u->base, base, sizeof base) ? find_source(v, u, base) : NULL;
+    const struct nib_tensor_entry *e = source_name(v, &u->id, u->base, base, sizeof base) ? find_source(v, u, base)
+                                                                                          : NULL;
     if (u->id.field && strcmp(u->id.suffix, ".weight") == 0 && v->dst.output[u->out].dtype == NIB_ST_BF16 &&
         nib_quant_matrix_find(&v->src, base, &m, &status, v->err) && m.type == NIB_WEIGHT_FP8)
         return compare_widened(v, u, &m);
@@ -261,7 +275,8 @@ static void verify_presence(struct verifier *v)
             struct nib_quant_matrix m;
             enum nib_status         status = NIB_OK;
             if (nib_quant_name(&u->id, v->src.config.n_layers, v->dst.src_hf, name, sizeof name) &&
-                !nib_quant_matrix_find(&v->dst, name, &m, &status, NULL) && status == NIB_OK && !nib_quant_unit_find(&v->dst, &u->id))
+                !nib_quant_matrix_find(&v->dst, name, &m, &status, NULL) && status == NIB_OK &&
+                !nib_quant_unit_find(&v->dst, &u->id))
                 mismatch(v, u->base, "of the source is missing");
             continue;
         }
@@ -303,8 +318,8 @@ static enum nib_status verify_all(struct verifier *v)
     return NIB_OK;
 }
 
-enum nib_status nib_quantize_verify(const char *src, const char *dst, const struct nib_quantize_options *o, struct nib_quantize_result *r,
-                                    struct nib_error *err)
+enum nib_status nib_quantize_verify(const char *src, const char *dst, const struct nib_quantize_options *o,
+                                    struct nib_quantize_result *r, struct nib_error *err)
 {
     const double start = nib_quant_clock();
     /* Without a preset's choices: experts as they are, so that only NVFP4 tensors count as such. */
