@@ -62,7 +62,7 @@ enum nib_kv        { NIB_KV_F32, NIB_KV_BF16, NIB_KV_FP8, NIB_KV_NVFP4 };
 enum nib_numerics  { NIB_NUMERICS_MODEL, NIB_NUMERICS_RELEASE };
 
 struct nib_options {
-    const char        *backend;    /* "cpu" */
+    const char        *backend;    /* "auto" (a usable card, or else the processor), "cpu", "ref", "cuda" where built in */
     int32_t            n_threads;  /* 0: all cores */
     int32_t            n_ctx;      /* tokens a sequence may hold; 0: the smaller of the model's and 8192 */
     int32_t            n_seqs_max; /* sequences open at once; 1 */
@@ -130,6 +130,7 @@ struct nib_memory_plan {
     uint64_t weights_bytes, kv_bytes, workspace_bytes, total_bytes;
     uint64_t available_bytes; /* of the backend's memory at the time of asking; 0: unknown */
     uint64_t kv_bytes_per_seq;
+    const char *backend; /* that "auto" stands for; static */
     int32_t  n_ctx, n_seqs_max;
 };
 enum nib_status nib_model_plan(const struct nib_model *m, const struct nib_options *o, struct nib_memory_plan *out,

@@ -221,7 +221,7 @@ bool cli_parse(const struct cli_syntax *s, int argc, char **argv, int *exit_code
 
 /* ---- Engine options ---- */
 
-const char *const cli_backend_names[] = {"ref", "cpu", "cuda", NULL};
+const char *const cli_backend_names[] = {"auto", "ref", "cpu", "cuda", NULL};
 
 /* In the order of the library's enums. */
 static const char *const act_quant_names[] = {"auto", "none", "fp8", "nvfp4", NULL};
@@ -232,7 +232,7 @@ const char *const cli_draft_names[] = {"0", "1", "2", "3", "4", "5", "6", "7", "
 
 void cli_engine_options_init(struct cli_engine_options *e)
 {
-    *e = (struct cli_engine_options){.backend = 1, .kv = NIB_KV_BF16};
+    *e = (struct cli_engine_options){.backend = 0, .kv = NIB_KV_BF16};
     static const char *const compare_names[] = {"off", "ref", NULL};
     const struct cli_option table[] = {
         {.name = "--model", .alias = "-m", .kind = CLI_KIND_TEXT, .value = &e->model, .metavar = "DIR",
@@ -242,7 +242,7 @@ void cli_engine_options_init(struct cli_engine_options *e)
         {.name = "--threads", .kind = CLI_KIND_COUNT, .value = &e->threads, .low = 0, .high = 1024, .metavar = "N",
          .help = "CPU threads; 0: all cores. Changes no result"},
         {.name = "--backend", .kind = CLI_KIND_CHOICE, .value = &e->backend, .choices = cli_backend_names,
-         .help = "cpu; ref: plain loops that define what is right, slow; cuda, if this build has it"},
+         .help = "auto: a usable card if this build has cuda, else cpu; ref: plain loops that define what is right, slow"},
         {.name = "--act-quant", .kind = CLI_KIND_CHOICE, .value = &e->act_quant, .given = &e->act_quant_given,
          .choices = act_quant_names, .help = "round activations before quantised weights; auto: none on ref and cpu"},
         {.name = "--kv", .kind = CLI_KIND_CHOICE, .value = &e->kv, .given = &e->kv_given, .choices = kv_names,

@@ -67,6 +67,6 @@ void cli_engine_options_init(struct cli_engine_options *e);
 extern const char *const cli_draft_names[];
 
 /* Names for --backend, as the library knows them, whether or not this build has them; NULL-terminated. */
-extern const char *const cli_backend_names[];
+extern const char *const cli_backend_names[]; /* "auto" first */
 
 #endif

@@ -158,7 +158,7 @@ static void print_devices(const char *backend)
 static void print_backends(const struct nib_model *m, const struct nib_options *options)
 {
     (void)printf("\nbackends in this build, and what they can run on:\n");
-    for (int i = 0; cli_backend_names[i]; i++)
+    for (int i = 1; cli_backend_names[i]; i++)
         if (has_backend(m, options, cli_backend_names[i]))
             print_devices(cli_backend_names[i]);
     if (!has_backend(m, options, "cuda"))
@@ -219,7 +219,7 @@ static json_t *backends_json(const struct nib_model *m, const struct nib_options
 {
     json_t *names = json_array();
 
-    for (int i = 0; cli_backend_names[i]; i++)
+    for (int i = 1; cli_backend_names[i]; i++)
         if (has_backend(m, options, cli_backend_names[i]))
             (void)json_array_append_new(names, json_string(cli_backend_names[i]));
     return names;
@@ -230,7 +230,7 @@ static json_t *devices_json(const struct nib_model *m, const struct nib_options 
     struct nib_device_info d;
     json_t                *list = json_array();
 
-    for (int k = 0; cli_backend_names[k]; k++)
+    for (int k = 1; cli_backend_names[k]; k++)
         if (has_backend(m, options, cli_backend_names[k]))
             for (int32_t i = 0; nib_device_get(cli_backend_names[k], i, &d, NULL) == NIB_OK; i++)
                 (void)json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:o, s:o, s:b, s:s}", "backend", cli_backend_names[k],
@@ -277,7 +277,7 @@ static int inspect(const struct session *s, const struct inspect_options *o)
     if (!o->json) {
         print_facts(info);
         print_formats(sums, n);
-        print_plan(&plan, options.backend);
+        print_plan(&plan, plan.backend);
         print_backends(s->model, &options);
         if (o->tensors)
             print_tensors(s->model);
@@ -287,7 +287,7 @@ static int inspect(const struct session *s, const struct inspect_options *o)
                             info->layout, "model", facts_json(info), "n_params", json_u64(info->n_params),
                             "n_params_active", json_u64(info->n_params_active), "stored_bytes",
                             json_u64(info->stored_bytes), "bytes_per_token", json_u64(info->bytes_per_token), "formats",
-                            formats_json(sums, n), "memory", plan_json(&plan, options.backend), "backends",
+                            formats_json(sums, n), "memory", plan_json(&plan, plan.backend), "backends",
                             backends_json(s->model, &options), "devices", devices_json(s->model, &options));
     if (all && o->tensors)
         (void)json_object_set_new(all, "tensors", tensors_json(s->model));

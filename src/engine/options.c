@@ -10,7 +10,7 @@
 
 void nib_options_init(struct nib_options *o)
 {
-    *o = (struct nib_options){.backend = "cpu", .n_seqs_max = 1, .n_rows_max = 256, .n_rollback = 16,
+    *o = (struct nib_options){.backend = "auto", .n_seqs_max = 1, .n_rows_max = 256, .n_rollback = 16,
                               .act_quant = NIB_ACT_QUANT_AUTO, .kv = NIB_KV_BF16, .numerics = NIB_NUMERICS_MODEL, .cpu_mask = ~0u};
 }
 
@@ -38,12 +38,25 @@ static enum nib_status resolve_numerics(struct nib_options *o, struct nib_error 
     return NIB_OK;
 }
 
+/* A card that this build can use, or else the processor. */
+static const char *best_backend(void)
+{
+    struct nib_device_info device;
+    const char *best = "cpu";
+    for (const struct nib_backend_api *const *b = nib_backends(); *b; b++)
+        if (strcmp((*b)->name, "cuda") == 0 && (*b)->device(0, &device, NULL) == NIB_OK && device.usable)
+            best = (*b)->name;
+    return best;
+}
+
 enum nib_status nib_options_resolve(const struct nib_model *m, const struct nib_options *o, struct nib_options *out,
                                     struct nib_error *err)
 {
     *out = *o;
-    if (!o->backend || !nib_backend_find(o->backend))
-        return nib_error_set(err, NIB_E_ARGUMENT, "backend '%s' is not in this build", o->backend ? o->backend : "(none)");
+    if (out->backend && strcmp(out->backend, "auto") == 0)
+        out->backend = best_backend();
+    if (!out->backend || !nib_backend_find(out->backend))
+        return nib_error_set(err, NIB_E_ARGUMENT, "backend '%s' is not in this build", out->backend ? out->backend : "(none)");
     if (out->n_ctx == 0)
         out->n_ctx = m->config.n_ctx_max < N_CTX_DEFAULT ? m->config.n_ctx_max : N_CTX_DEFAULT;
     NIB_TRY(check_range("n_ctx", out->n_ctx, 1, m->config.n_ctx_max, err));
@@ -121,6 +134,7 @@ enum nib_status nib_model_plan(const struct nib_model *m, const struct nib_optio
     struct nib_device_info device;
     if (nib_device_get(r.backend, 0, &device, NULL) == NIB_OK)
         out->available_bytes = device.available_bytes;
+    out->backend = api->name;
     out->n_ctx = r.n_ctx;
     out->n_seqs_max = r.n_seqs_max;
     return NIB_OK;

@@ -324,6 +324,7 @@ static enum nib_status open_rank(struct nib_quant_calibration *c, struct nib_err
     struct nib_options asked, o;
     struct nib_rank   *rk = &c->rank;
     nib_options_init(&asked);
+    asked.backend = "cpu"; /* the observer reads rows where they are */
     asked.n_threads = c->n_threads;
     asked.n_ctx = c->text.n_longest > 0 ? c->text.n_longest : 1;
     asked.n_rows_max = asked.n_ctx;
