@@ -8,9 +8,13 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
 "$nibble" help >"$dir/all"
-for command in $(sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' "$dir/all"); do
-    [ "$command" = help ] && continue
-    "$nibble" help "$command" >"$dir/help"
+{
+    sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' "$dir/all" | grep -v '^help$'
+    echo 'bench --serve'
+} >"$dir/names"
+while read -r command; do
+    # shellcheck disable=SC2086 # a command and its first option
+    "$nibble" $command --help >"$dir/help"
     # Options of the engine stand once, where they are the same as the first command's.
     sed -n '/^Engine:/,$p' "$dir/help" >"$dir/engine-now"
     [ -s "$dir/engine" ] || cp "$dir/engine-now" "$dir/engine"
@@ -19,7 +23,7 @@ for command in $(sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' "$dir/all"); 
         echo 'Engine options, see below.' >>"$dir/help"
     fi
     { echo "@command $command"; cat "$dir/help"; } >>"$dir/commands"
-done
+done <"$dir/names"
 
 # Help as mdoc: the usage, paragraphs, and under each title its options, whose text begins at column 26 or on the next line.
 cat >"$dir/mdoc.awk" <<'AWK'
@@ -48,8 +52,9 @@ function item(s,    words, n, i, out) {
     }
     print out
 }
-/^@command / { end_list(); print ".Ss nibble " $2; paragraph = 0; next }
-/^Usage: / { print ".Dl " escaped(substr($0, 8)); next }
+/^@command / { end_list(); print ".Ss nibble " escaped(substr($0, 10)); paragraph = 0; usage = 1; next }
+/^Usage: / || (usage && /^       /) { print ".Dl " escaped(substr($0, 8)); next }
+{ usage = 0 }
 /^  -/ {
     end_text()
     if (!in_list) { print ".Bl -tag -width Ds"; in_list = 1 }

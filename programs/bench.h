@@ -22,7 +22,7 @@ struct bench_list {
 
 struct bench_options {
     struct cli_engine_options engine;
-    const char               *shape, *svg, *contexts, *batches;
+    const char               *shape, *svg, *contexts, *batches, *serve;
     struct nib_shape          sizes; /* of --shape */
     char                      shape_text[128];
     struct bench_list         context, batch;

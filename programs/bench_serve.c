@@ -355,6 +355,12 @@ int bench_serve(int argc, char **argv)
         .groups = groups,
         .n_groups = 1,
     };
+    /* --serve --help asks for this help; it is no URL. */
+    for (int i = 1; i + 1 < argc; i++)
+        if (strcmp(argv[i], "--serve") == 0 && (strcmp(argv[i + 1], "--help") == 0 || strcmp(argv[i + 1], "-h") == 0)) {
+            argv += i;
+            argc = 2;
+        }
     if (!cli_parse(&syntax, argc, argv, &code))
         return code;
     return o.url ? bench_url(&o) : cli_usage("bench: --serve URL is missing; see nibble help bench");

@@ -54,6 +54,8 @@ static bool parse(struct bench_options *o, int argc, char **argv, int *code)
          .help = "steps of each kind, of which the fastest counts; 0: at least 3, and half a second"},
         {.name = "--csv", .kind = CLI_KIND_FLAG, .value = &o->csv, .help = "lines as comma-separated values"},
         {.name = "--json", .kind = CLI_KIND_FLAG, .value = &o->json, .help = "everything as one JSON object"},
+        {.name = "--serve", .kind = CLI_KIND_TEXT, .value = &o->serve, .metavar = "URL",
+         .help = "measure a running server instead; see nibble bench --serve --help"},
         {.name = "--svg", .kind = CLI_KIND_TEXT, .value = &o->svg, .metavar = "FILE",
          .help = "draw speed against context there"},
     };

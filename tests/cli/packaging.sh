@@ -15,13 +15,17 @@ complain() {
 # ---- The manual page: every option of every command, and no complaint of the formatter ----
 sh "$folder/man.sh" "$nibble" "$folder/nibble.1.in" >"$dir/nibble.1" || complain 'man.sh fails'
 grep -q '@' "$dir/nibble.1" && grep -q -E '^@(COMMANDS|ENGINE)@' "$dir/nibble.1" && complain 'the page was not filled in'
+page_has() {
+    wanted=$(echo "$2" | sed 's/^--/Fl Fl /; s/-/\\\\-/g')
+    grep -q "^\.It.* $wanted\( \|\$\)" "$dir/nibble.1" || complain "the page lacks $1 $2"
+}
 for command in $("$nibble" help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' | grep -v help); do
     grep -q "^\.Ss nibble $command\$" "$dir/nibble.1" || complain "the page lacks $command"
     for option in $("$nibble" --complete "$command" -- | cut -f 1 | grep -v '^--help$'); do
-        wanted=$(echo "$option" | sed 's/^--/Fl Fl /; s/-/\\\\-/g')
-        grep -q "^\.It.* $wanted\( \|\$\)" "$dir/nibble.1" || complain "the page lacks $command $option"
+        page_has "$command" "$option"
     done
 done
+page_has 'bench --serve' --concurrency
 if command -v mandoc >/dev/null; then
     # Whether other pages are installed is the machine's affair.
     mandoc -T lint "$dir/nibble.1" 2>/dev/null | grep -v -E 'referenced manual not found|outdated mandoc.db' && complain 'mandoc complains'
