@@ -16,7 +16,7 @@ while [ $# -gt 0 ]; do
     *) break ;;
     esac
 done
-[ $# -gt 0 ] || set -- shard index config tokenizer chat reply rows
+[ $# -gt 0 ] || set -- shard index config tokenizer chat reply rows serve
 
 if ! command -v clang >/dev/null; then
     echo "fuzz.sh: clang is not installed (scripts/install-packages.sh --clang installs it)" >&2
