@@ -31,6 +31,7 @@ sources_of() {
     tokenizer) echo src/text/tokenizer_read.c src/text/tokenizer_added.c src/text/tokenizer.c src/text/pretokenize.c src/text/bpe.c ;;
     chat) echo src/text/json_tree.c src/text/json_tree_write.c src/text/chat.c src/text/chat_message.c src/text/chat_normalise.c src/text/chat_render.c ;;
     reply) echo src/text/chat_parse.c src/text/chat_parse_calls.c src/text/chat_parse_tag.c src/text/marker_tail.c ;;
+    serve) ls programs/server/serve_*.c | grep -v -E 'serve_(config|http|exchange)\.c$' ;;
     rows) echo programs/input.c programs/score_rows.c src/quantize/calibration_text.c ;;
     esac
 }
@@ -38,7 +39,7 @@ sources_of() {
 build=build-coverage
 cmake -S . -B $build -DCMAKE_C_COMPILER=clang -DCMAKE_C_FLAGS="-fprofile-instr-generate -fcoverage-mapping" \
     -DCMAKE_C_FLAGS_RELEASE="-O1 -g" >/dev/null
-targets="shard index config tokenizer chat reply rows"
+targets="shard index config tokenizer chat reply rows serve"
 programs=
 for target in $targets; do programs="$programs replay_$target"; done
 # shellcheck disable=SC2086 # a list of names

@@ -14,8 +14,9 @@ enum { N_REQUESTS_MAX = 20, N_TOKENS_MAX = 96, CONTEXT = 4096 };
 
 /* The first letter. */
 enum { ROUTE = 3, CANCELS = 4, FAILS = 8 };
-/* The second: the reply is ids, two bytes each; control tokens in messages count; the older release's rules. */
-enum { AS_IDS = 1, ALLOWS_CONTROL = 2, PREVIEW = 4 };
+/* The second: the reply is ids, two bytes each; control tokens in messages count; the older release's rules; the small endpoints, for
+ * which the body is what follows the path. */
+enum { AS_IDS = 1, ALLOWS_CONTROL = 2, PREVIEW = 4, SMALL = 8 };
 
 struct nib_request {
     struct nib_request_args args;
@@ -32,8 +33,8 @@ static bool                  g_exchange_ended;
 
 /* ---- In the place of connections ---- */
 
-const unsigned char serve_page_html[] = "";
-const size_t        serve_page_html_bytes = 0;
+const unsigned char serve_page_html[] = "{}";
+const size_t        serve_page_html_bytes = 2;
 
 void cli_note(const char *fmt, ...)
 {
@@ -242,7 +243,7 @@ static void check_error(const struct exchange *x)
     FUZZ_CHECK(json_is_string(json_object_get(e, "code")));
     const int status = x->error.status;
     FUZZ_CHECK(status == 400 || status == 404 || (status == 429 && (g_submit_status == NIB_E_LIMIT || g_n_requests == N_REQUESTS_MAX)) ||
-               (status == 503 && g_submit_status == NIB_E_STATE) || (status == 500 && g_n_requests > 0 && g_submit_status == NIB_OK));
+               (status == 503 && (g_submit_status == NIB_E_STATE || !atomic_load(&x->serve->ready))) || (status == 500 && g_n_requests > 0 && g_submit_status == NIB_OK));
     json_decref(o);
     free(text);
 }
@@ -307,7 +308,7 @@ static void check_answer(const struct exchange *x, uint8_t options)
         FUZZ_CHECK(!x->error.status != !x->text);
         if (x->error.status)
             check_error(x);
-        else
+        else if (x->content_type[0] == 'a') /* application/json */
             json_decref(parse(x->text, x->n_text));
         return;
     }
@@ -366,9 +367,10 @@ static void exchange_free(struct exchange *x)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    static route_fn *const       routes[] = {serve_chat, serve_completions, serve_tokenize, serve_detokenize};
+    static route_fn *const       routes[2][4] = {{serve_chat, serve_completions, serve_tokenize, serve_detokenize},
+                                                 {serve_models, serve_health, serve_metrics, serve_page}};
     static const enum nib_status refusals[] = {NIB_OK, NIB_E_LIMIT, NIB_E_STATE};
-    static struct serve_settings settings = {.log_level = 0};
+    static struct serve_settings settings = {.log_level = 1};
     static struct serve          s = {.settings = &settings};
     size_t                       n_body, n_reply;
 
@@ -394,10 +396,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     read_wanted(reply, n_reply, second & AS_IDS, &wanted);
     buffer_add(&x.body, body, n_body);
     buffer_add(&x.body, "", 0);
-    routes[first & ROUTE](&x);
+    atomic_store(&s.ready, !(second & PREVIEW));
+    routes[(second & SMALL) != 0][first & ROUTE](&x);
     buffer_free(&x.body);
     run_requests(&x, &wanted, first);
     check_answer(&x, first);
+    generation_log(&x, x.error.status ? (unsigned)x.error.status : 200);
     exchange_free(&x);
     nib_ids_free(&wanted);
     free(body);
