@@ -179,7 +179,7 @@ extern const struct nib_dims oc_dims;
 
 /* ---- Judging (opcheck_judge.c) ---- */
 
-/* Sum of n products of at most |a||b| = mag, fp32 in some order with at most n/16 + 8 roundings in any chain. */
+/* Sum of n products of at most |a||b| = mag, fp32 in some order with at most n/16 + 16 roundings in any chain. */
 double oc_dot_bound(double mag, int64_t n);
 /* An element against its expectation; not finite wants not finite. Counts one check a matrix, not an element. */
 struct oc_worst {

@@ -1,4 +1,4 @@
-/* Body of a rung, part 2: stored formats to fp32 (or to small integers). Every product here is exact. */
+/* Body of a rung: stored rows to fp32. Every product here is exact. */
 
 BODY float float_of(uint32_t bits)
 {
@@ -135,63 +135,4 @@ static void bf16_decode(const uint16_t *src, float *dst, int32_t n)
         uint32_t bits = (uint32_t)src[i] << 16;
         memcpy(dst + i, &bits, sizeof bits);
     }
-}
-
-static void decode_weight(const struct nib_cpu_matrix *w, int32_t row, int32_t k0, int32_t n, float *dst)
-{
-    const uint8_t *codes = w->codes + row * w->codes_stride;
-    switch (w->type) {
-    case NIB_WEIGHT_F32: memcpy(dst, codes + 4 * (size_t)k0, 4 * (size_t)n); break;
-    case NIB_WEIGHT_BF16: bf16_decode((const uint16_t *)(const void *)codes + k0, dst, n); break;
-    case NIB_WEIGHT_FP8:
-        fp8_decode(codes + k0, w->scales + row / 128 * w->scales_stride + k0 / 128, n, 128, dst);
-        break;
-    case NIB_WEIGHT_MXFP4:
-        fp4_decode(codes + k0 / 2, w->scales + row * w->scales_stride + k0 / 32, n, dst);
-        break;
-    case NIB_WEIGHT_NVFP4: {
-        const uint8_t *scales = w->scales + row * w->scales_stride + k0 / 16;
-        for (int32_t k = 0; k < n; k += 16)
-            fp4_block(codes + (k0 + k) / 2, ue4m3_value(scales[k / 16]), 16, dst + k);
-        break;
-    }
-    }
-}
-
-/* Turn 16 blocks of 16 codes so that the block index runs fastest: four rounds of interleaving row i with row i + 8
- * transpose a 16 x 16 square of bytes. */
-BODY void transpose16(i8x16 *t)
-{
-    i8x16 u[16];
-    for (int round = 0; round < 4; round++) {
-        for (int i = 0; i < 8; i++) {
-            u[2 * i] = __builtin_shufflevector(t[i], t[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            u[2 * i + 1] = __builtin_shufflevector(t[i], t[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
-                                                   15, 31);
-        }
-        memcpy(t, u, sizeof u);
-    }
-}
-
-BODY void fp4_open(const uint8_t *codes, const uint8_t *scales, bool ue8m0, int32_t n, int16_t *dst, float *dst_scales)
-{
-    for (int32_t k0 = 0; k0 < n; k0 += NIB_CPU_FP4_GROUP, dst += NIB_CPU_FP4_GROUP, dst_scales += 16) {
-        i8x16 t[16] = {{0}};
-        for (int b = 0; b < 16; b++) {
-            int32_t k = k0 + 16 * b;
-            dst_scales[b] = 0;
-            if (k < n) {
-                e2m1_doubled(codes + k / 2, n - k, &t[b]);
-                dst_scales[b] = ue8m0 ? ue8m0_value(scales[k / 32]) : ue4m3_value(scales[k / 16]);
-            }
-        }
-        transpose16(t);
-        for (int i = 0; i < NIB_CPU_FP4_GROUP; i++)
-            dst[i] = ((const int8_t *)t)[i];
-    }
-}
-
-static void nvfp4_open(const uint8_t *codes, const uint8_t *scales, int32_t n, int16_t *dst, float *dst_scales)
-{
-    fp4_open(codes, scales, false, n, dst, dst_scales);
 }

@@ -1,10 +1,15 @@
-/* Body of a rung, last part: the table. */
+/* Body of a rung, the table. */
 
 static void fill_all(struct nib_cpu_kernels *k)
 {
+    for (int32_t i = 0; i < NIB_CPU_GROUP; i++) {
+        k->order.row[i] = (uint8_t)row_channel(i);
+        k->order.fp8[i] = (uint8_t)fp8_channel(i);
+        k->order.bf16[i] = (uint8_t)bf16_channel(i);
+    }
     k->tile_plain = tile_plain;
-    k->tile_fp4 = tile_fp4;
-    k->decode_weight = decode_weight;
+    k->tile_codes = tile_codes;
+    k->codes_open = codes_open;
     k->dot_rows = dot_rows;
     k->add_weighted = add_weighted;
     k->sum_squares = sum_squares;
@@ -18,7 +23,6 @@ static void fill_all(struct nib_cpu_kernels *k)
     k->fp8_decode = fp8_decode;
     k->nvfp4_encode = nvfp4_encode;
     k->nvfp4_decode = nvfp4_decode;
-    k->nvfp4_open = nvfp4_open;
     k->fp4_encode = fp4_encode;
     k->fp4_decode = fp4_decode;
     k->int8_encode = int8_encode;

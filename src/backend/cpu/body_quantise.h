@@ -1,4 +1,4 @@
-/* Body of a rung, part 3: fp32 to stored formats, bit-exact to the formulas beside struct nib_act. */
+/* Body of a rung: fp32 to stored formats, bit-exact to the formulas beside struct nib_act. */
 
 BODY uint16_t bf16_bits(float x)
 {

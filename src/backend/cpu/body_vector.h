@@ -1,13 +1,16 @@
-/* Body of a rung, part 1: vectors of VEC_BYTES, lane sums, exp. Included by each kernels_*.c after VEC_BYTES,
- * DOT_ROWS and DOT_OUTS are set; everything here is static, so each rung has its own copy compiled for its target. */
+/* Body of a rung: vectors of VEC_BYTES, lane sums, exp. Included by each kernels_*.c after VEC_BYTES, VEC_FMA (a += b
+ * * c on vectors) and the tile sizes are set; everything here is static, so each rung has its own copy compiled for
+ * its target. */
 
 #define VEC_FLOATS (VEC_BYTES / 4)
 #define LANE_VECS  (NIB_CPU_LANES / VEC_FLOATS)
 #define BODY       static inline __attribute__((always_inline))
+#define OWN        static __attribute__((noinline))
+#define UNROLL     _Pragma("GCC unroll 16")
 
 typedef float   vec __attribute__((vector_size(VEC_BYTES)));
 typedef int32_t ivec __attribute__((vector_size(VEC_BYTES)));
-typedef int16_t i16_vec __attribute__((vector_size(VEC_BYTES)));
+typedef uint8_t u8_vec __attribute__((vector_size(VEC_BYTES)));
 /* Decoding works on 16 bytes on every rung: conversions of narrower or wider vectors fall apart into scalars. */
 typedef int8_t  i8x16 __attribute__((vector_size(16)));
 typedef int16_t i16x8 __attribute__((vector_size(16)));

@@ -96,7 +96,7 @@ enum nib_status nib_cpu_hc_pre(struct nib_stream *s, const struct nib_hc_pre_arg
     for (int32_t row0 = 0; row0 < a->streams.rows; row0 += NIB_CPU_GROUP_ROWS) {
         int32_t             n = min_of(a->streams.rows - row0, NIB_CPU_GROUP_ROWS);
         struct nib_cpu_rows rows;
-        nib_cpu_rows_prepare(s, &x, row0, n, NIB_CPU_NEED_PLAIN, &rows);
+        nib_cpu_rows_prepare(s, &x, row0, n, 1, NIB_CPU_NEED_PLAIN, &rows);
         mix_rows(s, &rows, a->fn, n_mix, width, n);
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)n * width * 4)) schedule(static)
         for (int32_t r = 0; r < n; r++)

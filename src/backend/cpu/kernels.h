@@ -1,9 +1,11 @@
 /* The inner kernels of the cpu backend: one table, filled once by CPU features, best last.
  *
- * Every sum over channels has one structure, whatever the tile, the rung or the thread: NIB_CPU_LANES fp32 partial
- * sums, lane l taking channels l, l + 16, l + 32, ... in ascending order, folded by a fixed tree (16, 8, 4, 2, 1).
- * So a row's result does not depend on the rows beside it, and the rungs of today agree bit for bit. A rung that
- * trades this for speed (fused multiply-add, integer dot products) changes whole slots, never one case of a slot. */
+ * Products with packed weights go by groups of 128 input channels (8 blocks of 16). A group's weights are decoded to
+ * fp32 without their block scale, multiplied with the group's channels of a row in a few chains of fused multiply-adds
+ * whose lanes each belong to one block, and each chain is then added to its 16 fp32 sums, scale by scale. Integer
+ * rows take exact integer sums of each block of 16 instead. Which channel sits in which lane is up to the rung, but
+ * within a rung every path runs the same operations in the same order for a row, whatever the rows beside it, the tile
+ * or the thread, so a row's bits depend on its own values and the weight's shape only. Bits differ between rungs. */
 #ifndef NIB_CPU_KERNELS_H
 #define NIB_CPU_KERNELS_H
 
@@ -12,17 +14,23 @@
 /* CPU features, also the bits of nib_backend_config.cpu_mask. */
 enum nib_cpu_flags { NIB_CPU_AVX2 = 1 };
 
-/* One tile of a matrix product: at most 64 rows by 12 outputs over all channels, 1024 channels at a time. 12 decoded
- * weight rows of 1024 channels are 48 KiB and as much goes to the partial sums: both stay in a 256 KiB L2 cache
- * beside the activation rows in use, and a decoded weight serves 64 rows. 12 is a multiple of every register tile. */
+/* Input channels that are packed, opened and decoded together: 8 blocks of 16, one FP8 scale. */
+#define NIB_CPU_GROUP 128
+
+/* One tile of a matrix product: at most 64 rows by 12 outputs over all channels, 512 channels at a time. 12 decoded
+ * weight rows of 512 channels are 24 KiB; the 64 rows' channels (128 KiB) and partial sums (48 KiB) stay in a 256 KiB
+ * L2 cache beside them, and a decoded weight serves 64 rows. 12 is a multiple of every register tile. */
 #define NIB_CPU_LANES     16
 #define NIB_CPU_TILE_ROWS 64
 #define NIB_CPU_TILE_OUTS 12
-#define NIB_CPU_TILE_K    1024
-#define NIB_CPU_TILE_WORK (NIB_CPU_TILE_OUTS * NIB_CPU_TILE_K + NIB_CPU_TILE_ROWS * NIB_CPU_TILE_OUTS * NIB_CPU_LANES)
+#define NIB_CPU_TILE_K    512
+#define NIB_CPU_TILE_WORK                                                                                             \
+    (NIB_CPU_TILE_OUTS * (NIB_CPU_TILE_K + NIB_CPU_TILE_K / NIB_CPU_GROUP * NIB_CPU_LANES) +                          \
+     NIB_CPU_TILE_ROWS * NIB_CPU_TILE_OUTS * NIB_CPU_LANES)
 
-/* One matrix in its stored format; strides in bytes from one output row to the next (FP8 scales: to the next 128
- * rows). */
+/* One packed matrix; strides in bytes from one output row to the next (FP8 scales: to the next 128 rows). Full groups
+ * of NVFP4 and MXFP4 are 32 bytes of the first 8 channels of each block, then 32 of the second 8; those of FP8 and
+ * BF16 stand in the rung's order. A last part of a group keeps its natural order, as F32 does everywhere. */
 struct nib_cpu_matrix {
     enum nib_weight_type type;
     int32_t              n_out, n_in;
@@ -31,34 +39,43 @@ struct nib_cpu_matrix {
     float                global_scale;
 };
 
-/* An NVFP4 activation row opened for integer sums: doubled E2M1 codes in groups of 16 blocks, the block index
- * running fastest, so that one vector operation serves one channel of 16 blocks; zeros beyond the last block. */
-struct nib_cpu_fp4_row {
-    const int16_t *codes;     /* [groups][16 channels][16 blocks] */
-    const float   *scales;    /* [groups][16 blocks] */
-    float          row_scale;
+/* Where a group's channels stand: channel of element i of an opened fp32 row, of packed FP8 codes and BF16 values. */
+struct nib_cpu_order {
+    uint8_t row[NIB_CPU_GROUP], fp8[NIB_CPU_GROUP], bf16[NIB_CPU_GROUP];
 };
-#define NIB_CPU_FP4_GROUP 256 /* channels */
+
+/* A quantised row opened for integer sums, two groups at a time, zeros beyond the last channel: int8 codes (E2M1 codes
+ * doubled), their blocks' scales, and minus NIB_CPU_CODE_BIAS times the sum of each block's codes: packed weights
+ * enter the sums as unsigned codes with that bias. */
+struct nib_cpu_code_row {
+    const int8_t  *codes;     /* [pairs of groups][256] in the rung's order */
+    const float   *scales;    /* [pairs of groups][16] */
+    const int32_t *fix;       /* [pairs of groups][16] */
+    float          row_scale; /* what the sums are multiplied with at the end, halves of doubled codes included */
+};
+#define NIB_CPU_CODE_BIAS 12
 
 struct nib_cpu_tile {
     const struct nib_cpu_matrix          *w;
     int32_t                               out, n_outs, n_rows;
-    const float *const                   *x;   /* [n_rows] fp32 rows: tile_plain */
-    const struct nib_cpu_fp4_row *const  *x4;  /* [n_rows]: tile_fp4 */
-    float                                *y;   /* [n_rows][NIB_CPU_TILE_OUTS] */
+    const float *const                   *x;  /* [n_rows] fp32 rows, opened unless w is F32: tile_plain */
+    const struct nib_cpu_code_row *const *xi; /* [n_rows]: tile_codes */
+    float                                *y;  /* [n_rows][NIB_CPU_TILE_OUTS] */
     float                                *work; /* NIB_CPU_TILE_WORK floats, 64-byte aligned */
 };
 
 struct nib_cpu_kernels {
-    const char *name; /* of the best rung used */
+    const char          *name; /* of the best rung used */
+    struct nib_cpu_order order;
 
     /* y[r][o] = global * sum_k x[r][k] * w[out + o][k], any weight type. */
     void (*tile_plain)(const struct nib_cpu_tile *t);
     /* NVFP4 and MXFP4 weights: integer sums of 16 channels, times both block scales, summed in fp32 over blocks,
      * times the row's and the matrix's global scale at the end. */
-    void (*tile_fp4)(const struct nib_cpu_tile *t);
-    /* dst = w[row][k0 .. k0 + n) without the global scale (exact in fp32); k0 a multiple of 128. */
-    void (*decode_weight)(const struct nib_cpu_matrix *w, int32_t row, int32_t k0, int32_t n, float *dst);
+    void (*tile_codes)(const struct nib_cpu_tile *t);
+    /* n codes and scales of an NVFP4 or INT8 row into an opened one's arrays. */
+    void (*codes_open)(enum nib_act_format format, const uint8_t *codes, const uint8_t *scales, int32_t n,
+                       int8_t *dst, float *dst_scales, int32_t *fix);
 
     /* y[i * y_stride + j] = sum over n of x[i] * w[j]; strides in elements. */
     void (*dot_rows)(const float *x, int64_t x_stride, int32_t n_x, const float *w, int64_t w_stride, int32_t n_w,
@@ -82,7 +99,6 @@ struct nib_cpu_kernels {
     void (*fp8_decode)(const uint8_t *codes, const uint8_t *scales, int32_t n, int32_t block, float *dst);
     void (*nvfp4_encode)(const float *x, int32_t n, uint8_t *codes, uint8_t *scales, float *row_scale);
     void (*nvfp4_decode)(const uint8_t *codes, const uint8_t *scales, float row_scale, int32_t n, float *dst);
-    void (*nvfp4_open)(const uint8_t *codes, const uint8_t *scales, int32_t n, int16_t *dst, float *dst_scales);
     void (*fp4_encode)(const float *x, int32_t n, uint8_t *codes, uint8_t *scales);
     void (*fp4_decode)(const uint8_t *codes, const uint8_t *scales, int32_t n, float *dst);
     void (*int8_encode)(const float *x, int32_t n, uint8_t *codes, float *scales);

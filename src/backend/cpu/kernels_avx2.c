@@ -1,30 +1,40 @@
-/* The AVX2 rung: the portable bodies compiled a second time with vectors of 32 bytes. FMA stays off, so that its
- * results are those of the portable rung bit for bit. The target is set by pragma and not by a compiler flag because
- * a flag would also reach the inline functions of shared headers, which the linker may then pick for every caller;
- * so every header comes first, outside the pragma. */
+/* The AVX2 rung: bodies compiled with vectors of 32 bytes and fused multiply-adds, and 4-bit codes by table look-up. The
+ * target is set by pragma and not by a compiler flag because a flag would also reach the inline functions of shared
+ * headers, which the linker may then pick for every caller; so every header comes first, outside the pragma. */
 #include "backend/cpu/kernels.h"
 
 #include <math.h>
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <immintrin.h>
 
-/* 16 lanes are 2 registers: 2 rows by 3 outputs take 12 of 16, and 10 loads feed 24 operations. */
-#define VEC_BYTES 32
-#define DOT_ROWS  2
-#define DOT_OUTS  3
+/* 16 lanes are 2 registers: 2 rows by 3 outputs take 12 of 16, and 10 loads feed 24 operations. Group tiles have one
+ * chain at a time: 3 rows by 4 outputs are 12 sums, 3 row vectors and one weight. */
+#define VEC_BYTES        32
+#define VEC_FMA(a, b, c) ((a) = (vec)_mm256_fmadd_ps((__m256)(b), (__m256)(c), (__m256)(a)))
+#define DOT_ROWS         2
+#define DOT_OUTS         3
+#define TILE_BLOCK_ROWS  3
+#define TILE_BLOCK_OUTS  4
+#define CODE_BLOCK_ROWS  3
+#define CODE_BLOCK_OUTS  4
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2")
+#pragma GCC target("avx2,fma,f16c")
 #endif
 
 #include "backend/cpu/body_vector.h"
 #include "backend/cpu/body_decode.h"
 #include "backend/cpu/body_quantise.h"
 #include "backend/cpu/body_dot.h"
+#include "backend/cpu/body_groups_avx2.h"
+#include "backend/cpu/body_packed.h"
+#include "backend/cpu/body_tile.h"
+#include "backend/cpu/body_codes.h"
 #include "backend/cpu/body_fill.h"
 
 #if defined(__clang__)

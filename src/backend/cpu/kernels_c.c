@@ -5,14 +5,50 @@
 #include <string.h>
 
 /* 16 lanes are 4 registers: a register tile of 2 rows by 1 output leaves room for the operands in 16 registers. */
-#define VEC_BYTES 16
-#define DOT_ROWS  2
-#define DOT_OUTS  1
+#define VEC_BYTES        16
+#define VEC_FMA(a, b, c) ((a) += (b) * (c))
+#define DOT_ROWS         2
+#define DOT_OUTS         1
+#define TILE_BLOCK_ROWS  3
+#define TILE_BLOCK_OUTS  3
+#define CODE_BLOCK_ROWS  2
+#define CODE_BLOCK_OUTS  2
 
 #include "backend/cpu/body_vector.h"
 #include "backend/cpu/body_decode.h"
 #include "backend/cpu/body_quantise.h"
 #include "backend/cpu/body_dot.h"
+
+/* Doubled values of E2M1 codes: magnitudes 0..7 mean 0 1 2 3 4 6 8 12, the code plus 1 above 4, 1 more above 5 and 3 more
+ * above 6. Comparisons give -1. */
+BODY void doubled_codes(const i8x16 *nibbles, i8x16 *out)
+{
+    i8x16 m = *nibbles & 7, negative = (i8x16)(*nibbles > 7);
+    i8x16 d = m - (i8x16)(m > 4) - (i8x16)(m > 5) + ((i8x16)(m > 6) & 3);
+    *out = (d ^ negative) - negative;
+}
+
+/* 16-bit sums of 8 channels: at most 8 * 24 * 127 = 24384. */
+typedef i16x8 code_sum;
+
+BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
+{
+    i16x8 xv, uv = (i16x8)*u;
+    memcpy(&xv, x, sizeof xv);
+    *sum += (uv & 255) * ((xv << 8) >> 8) + (uv >> 8) * (xv >> 8);
+}
+
+BODY void codes_sum(const code_sum *sum, const int32_t *fix, vec *f)
+{
+    i32x4 pairs = (i32x4)*sum, all;
+    memcpy(&all, fix, sizeof all);
+    *f = __builtin_convertvector(all + ((pairs << 16) >> 16) + (pairs >> 16), vec);
+}
+
+#include "backend/cpu/body_groups.h"
+#include "backend/cpu/body_packed.h"
+#include "backend/cpu/body_tile.h"
+#include "backend/cpu/body_codes.h"
 #include "backend/cpu/body_fill.h"
 
 void nib_cpu_kernels_fill_c(struct nib_cpu_kernels *k)

@@ -13,7 +13,7 @@ enum nib_status nib_cpu_embed(struct nib_stream *s, const struct nib_embed_args 
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)a->n_rows * w.n_in * a->n_copies)) schedule(static)
     for (int32_t t = 0; t < a->n_rows; t++) {
         float *x = s->scratch.thread[omp_get_thread_num()].row[0];
-        s->k.decode_weight(&w, a->token[t], 0, w.n_in, x);
+        nib_cpu_weight_row(s, a->w, a->token[t], x);
         for (int32_t c = 0; c < a->n_copies; c++)
             nib_cpu_row_write(s, &a->y, t, c * w.n_in, w.n_in, x);
     }
@@ -34,7 +34,7 @@ static void linear_group(struct nib_stream *s, const struct nib_linear_args *a, 
         block0[i + 1] = block0[i] + blocks_of(w[i].n_out);
     }
     struct nib_cpu_rows rows;
-    nib_cpu_rows_prepare(s, &a->x, row0, n, need_any, &rows);
+    nib_cpu_rows_prepare(s, &a->x, row0, n, 1, need_any, &rows);
 
     int32_t n_tiles = (n + NIB_CPU_TILE_ROWS - 1) / NIB_CPU_TILE_ROWS, n_items = block0[a->n_weights] * n_tiles;
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)block0[a->n_weights] * NIB_CPU_TILE_OUTS * a->x.cols * n)) schedule(dynamic, 1)
@@ -70,7 +70,9 @@ static void o_a_group(struct nib_stream *s, const struct nib_o_a_args *a, int32_
     struct nib_cpu_matrix w = nib_cpu_matrix_of(a->w, 0);
     struct nib_act        x = {.plain = a->x, .rows = a->x.rows, .cols = a->x.cols};
     struct nib_cpu_rows   rows;
-    nib_cpu_rows_prepare(s, &x, row0, n, NIB_CPU_NEED_PLAIN, &rows);
+    unsigned              need = nib_cpu_need_plain(a->w);
+    int32_t               part = need == NIB_CPU_NEED_PLAIN ? w.n_in : nib_cpu_open_cols(w.n_in);
+    nib_cpu_rows_prepare(s, &x, row0, n, a->n_groups, need, &rows);
 
     /* Blocks of outputs do not cross groups: each group reads its own channels. */
     int32_t n_rank = w.n_out / a->n_groups, n_blocks = blocks_of(n_rank);
@@ -82,8 +84,7 @@ static void o_a_group(struct nib_stream *s, const struct nib_o_a_args *a, int32_
         int32_t                g = item / n_tiles / n_blocks, o = item / n_tiles % n_blocks * NIB_CPU_TILE_OUTS;
         int32_t                n_outs = min_of(n_rank - o, NIB_CPU_TILE_OUTS), out = g * n_rank + o;
         int32_t r0 = item % n_tiles * NIB_CPU_TILE_ROWS, n_rows = min_of(n - r0, NIB_CPU_TILE_ROWS);
-        nib_cpu_tile_run(s, th, &w, NIB_CPU_NEED_PLAIN, &rows, NULL, r0, n_rows, g * w.n_in, out, n_outs,
-                         th->tile_y[0]);
+        nib_cpu_tile_run(s, th, &w, need, &rows, NULL, r0, n_rows, g * part, out, n_outs, th->tile_y[0]);
         for (int32_t r = 0; r < n_rows; r++)
             for (int32_t i = 0; i < n_outs; i++)
                 y[(int64_t)(r0 + r) * w.n_out + out + i] = th->tile_y[0][r * NIB_CPU_TILE_OUTS + i];

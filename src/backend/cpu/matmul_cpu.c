@@ -4,19 +4,27 @@
 #include <assert.h>
 #include <omp.h>
 
-unsigned nib_cpu_need_of(const struct nib_weight *w)
+unsigned nib_cpu_need_plain(const struct nib_weight *w)
 {
-    if (w->act == NIB_ACT_PLAIN)
-        return NIB_CPU_NEED_PLAIN;
-    bool four_bits = w->type == NIB_WEIGHT_NVFP4 || w->type == NIB_WEIGHT_MXFP4;
-    return w->act == NIB_ACT_NVFP4 && four_bits ? NIB_CPU_NEED_FP4 : NIB_CPU_NEED_VALUES;
+    return w->type == NIB_WEIGHT_F32 ? NIB_CPU_NEED_PLAIN : NIB_CPU_NEED_OPEN_PLAIN;
 }
 
-static size_t groups_of(int32_t cols) { return ((size_t)cols + NIB_CPU_FP4_GROUP - 1) / NIB_CPU_FP4_GROUP; }
-
-size_t nib_cpu_opened_bytes(int32_t cols)
+unsigned nib_cpu_need_of(const struct nib_weight *w)
 {
-    return groups_of(cols) * (NIB_CPU_FP4_GROUP * sizeof(int16_t) + 16 * sizeof(float));
+    bool four_bits = w->type == NIB_WEIGHT_NVFP4 || w->type == NIB_WEIGHT_MXFP4, natural = w->type == NIB_WEIGHT_F32;
+    if (w->act == NIB_ACT_PLAIN)
+        return nib_cpu_need_plain(w);
+    if (four_bits && (w->act == NIB_ACT_NVFP4 || w->act == NIB_ACT_INT8))
+        return NIB_CPU_NEED_CODES;
+    return natural ? NIB_CPU_NEED_VALUES : NIB_CPU_NEED_OPEN_VALUES;
+}
+
+/* Pairs of groups. */
+static size_t pairs_of(int32_t cols) { return ((size_t)cols + 2 * NIB_CPU_GROUP - 1) / (2 * NIB_CPU_GROUP); }
+
+size_t nib_cpu_codes_bytes(int32_t cols)
+{
+    return pairs_of(cols) * (2 * NIB_CPU_GROUP + 16 * (sizeof(float) + sizeof(int32_t)));
 }
 
 void nib_cpu_act_decode(const struct nib_stream *s, enum nib_act_format format, const uint8_t *codes,
@@ -30,68 +38,103 @@ void nib_cpu_act_decode(const struct nib_stream *s, enum nib_act_format format, 
     }
 }
 
-void nib_cpu_act_open(const struct nib_stream *s, const uint8_t *codes, const uint8_t *scales, float row_scale,
-                      int32_t cols, void *opened, struct nib_cpu_fp4_row *out)
+void nib_cpu_row_open(const struct nib_stream *s, const float *x, int32_t cols, float *opened)
 {
-    int16_t *doubled = opened;
-    float   *opened_scales = (float *)(void *)(doubled + groups_of(cols) * NIB_CPU_FP4_GROUP);
-    s->k.nvfp4_open(codes, scales, cols, doubled, opened_scales);
-    *out = (struct nib_cpu_fp4_row){doubled, opened_scales, row_scale};
+    const uint8_t *order = s->k.order.row;
+    int32_t        k = 0;
+    for (; k + NIB_CPU_GROUP <= cols; k += NIB_CPU_GROUP)
+        for (int32_t i = 0; i < NIB_CPU_GROUP; i++)
+            opened[k + i] = x[k + order[i]];
+    for (int32_t i = 0; k < cols && i < NIB_CPU_GROUP; i++)
+        opened[k + i] = k + order[i] < cols ? x[k + order[i]] : 0.0f;
 }
 
-void nib_cpu_rows_prepare(struct nib_stream *s, const struct nib_act *x, int32_t first, int32_t n, unsigned need,
-                          struct nib_cpu_rows *out)
+void nib_cpu_codes_open(const struct nib_stream *s, enum nib_act_format format, const uint8_t *codes,
+                        const uint8_t *scales, float row_scale, int32_t cols, void *memory,
+                        struct nib_cpu_code_row *out)
+{
+    size_t   n = pairs_of(cols);
+    int8_t  *opened = memory;
+    float   *opened_scales = (float *)(void *)(opened + n * 2 * NIB_CPU_GROUP);
+    int32_t *fix = (int32_t *)(void *)(opened_scales + n * 16);
+    s->k.codes_open(format, codes, scales, cols, opened, opened_scales, fix);
+    /* Weights' codes are doubled, and so are NVFP4 rows'. */
+    float halves = format == NIB_ACT_NVFP4 ? 0.25f * row_scale : 0.5f;
+    *out = (struct nib_cpu_code_row){opened, opened_scales, fix, halves};
+}
+
+/* Row r of a prepared group, in every form that is needed. */
+static void row_prepare(const struct nib_stream *s, const struct nib_act *x, int64_t t, int32_t r, int32_t n_parts,
+                        unsigned need, float *buffer)
+{
+    const struct nib_cpu_scratch *m = &s->scratch;
+    const uint8_t *codes = x->codes + t * x->codes_stride, *scales = x->scales + t * x->scales_stride;
+    float          row_scale = x->format == NIB_ACT_NVFP4 ? x->row_scale[t] : 1.0f;
+    if (need & (NIB_CPU_NEED_PLAIN | NIB_CPU_NEED_OPEN_PLAIN)) {
+        int32_t      part = x->cols / n_parts, open = nib_cpu_open_cols(part);
+        const float *row = nib_cpu_row_read(s, &x->plain, t, 0, x->cols, m->plain + (int64_t)r * x->cols);
+        for (int32_t i = 0; need & NIB_CPU_NEED_OPEN_PLAIN && i < n_parts; i++)
+            nib_cpu_row_open(s, row + i * part, part, m->open_plain + ((int64_t)r * n_parts + i) * open);
+    }
+    if (need & (NIB_CPU_NEED_VALUES | NIB_CPU_NEED_OPEN_VALUES)) {
+        float *values = need & NIB_CPU_NEED_VALUES ? m->values + (int64_t)r * x->cols : buffer;
+        nib_cpu_act_decode(s, x->format, codes, scales, row_scale, x->cols, values);
+        if (need & NIB_CPU_NEED_OPEN_VALUES)
+            nib_cpu_row_open(s, values, x->cols, m->open_values + (int64_t)r * nib_cpu_open_cols(x->cols));
+    }
+    if (need & NIB_CPU_NEED_CODES)
+        nib_cpu_codes_open(s, x->format, codes, scales, row_scale, x->cols,
+                           m->code_memory + (size_t)r * nib_cpu_codes_bytes(x->cols), &m->codes[r]);
+}
+
+void nib_cpu_rows_prepare(struct nib_stream *s, const struct nib_act *x, int32_t first, int32_t n, int32_t n_parts,
+                          unsigned need, struct nib_cpu_rows *out)
 {
     struct nib_cpu_scratch *m = &s->scratch;
-    bool                    fp4 = need & NIB_CPU_NEED_FP4, values = need & NIB_CPU_NEED_VALUES;
-    bool                    bf16 = need & NIB_CPU_NEED_PLAIN && x->plain.dtype == NIB_DTYPE_BF16;
-    assert(n <= NIB_CPU_GROUP_ROWS && x->cols <= (fp4 || values ? s->quant_cols : s->cols));
-    *out = (struct nib_cpu_rows){.values = m->values, .values_stride = x->cols, .fp4 = m->fp4};
-    if (need & NIB_CPU_NEED_PLAIN) {
-        out->plain = bf16 ? m->plain : (const float *)nib_cpu_row(&x->plain, first);
-        out->plain_stride = bf16 ? x->cols : x->plain.stride;
-    }
-    if (!bf16 && !values && !fp4)
+    bool    quantised = need & (NIB_CPU_NEED_VALUES | NIB_CPU_NEED_OPEN_VALUES | NIB_CPU_NEED_CODES);
+    bool    bf16 = x->plain.dtype == NIB_DTYPE_BF16;
+    int32_t open = nib_cpu_open_cols(x->cols / n_parts) * n_parts;
+    assert(n <= NIB_CPU_GROUP_ROWS && x->cols <= (quantised ? s->quant_cols : s->cols) && open <= s->open_cols);
+    *out = (struct nib_cpu_rows){
+        .plain = bf16 || !x->plain.data ? m->plain : (const float *)nib_cpu_row(&x->plain, first),
+        .plain_stride = bf16 ? x->cols : x->plain.stride,
+        .values = m->values,
+        .values_stride = x->cols,
+        .open_plain = m->open_plain,
+        .open_plain_stride = open,
+        .open_values = m->open_values,
+        .open_values_stride = nib_cpu_open_cols(x->cols),
+        .codes = m->codes,
+    };
+    if (!bf16 && (need & ~(unsigned)NIB_CPU_NEED_PLAIN) == 0)
         return;
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)n * x->cols)) schedule(static)
-    for (int32_t r = 0; r < n; r++) {
-        int64_t        t = first + r;
-        const uint8_t *codes = x->codes + t * x->codes_stride, *scales = x->scales + t * x->scales_stride;
-        float          row_scale = x->format == NIB_ACT_NVFP4 ? x->row_scale[t] : 1.0f;
-        if (bf16)
-            s->k.bf16_decode(nib_cpu_row(&x->plain, t), m->plain + (int64_t)r * x->cols, x->cols);
-        if (values)
-            nib_cpu_act_decode(s, x->format, codes, scales, row_scale, x->cols, m->values + (int64_t)r * x->cols);
-        if (fp4)
-            nib_cpu_act_open(s, codes, scales, row_scale, x->cols,
-                             m->opened + (size_t)r * nib_cpu_opened_bytes(x->cols), &m->fp4[r]);
-    }
+    for (int32_t r = 0; r < n; r++)
+        row_prepare(s, x, first + r, r, n_parts, need, m->thread[omp_get_thread_num()].row[0]);
 }
 
 void nib_cpu_tile_run(const struct nib_stream *s, struct nib_cpu_thread *th, const struct nib_cpu_matrix *w,
                       unsigned need, const struct nib_cpu_rows *rows, const int32_t *index, int32_t first, int32_t n,
                       int32_t x_col, int32_t out, int32_t n_outs, float *y)
 {
-    const float                  *x[NIB_CPU_TILE_ROWS];
-    const struct nib_cpu_fp4_row *x4[NIB_CPU_TILE_ROWS];
-    struct nib_cpu_tile           t = {
-                  .w = w, .out = out, .n_outs = n_outs, .n_rows = n, .y = y, .work = th->tile_work};
+    const float                   *x[NIB_CPU_TILE_ROWS];
+    const struct nib_cpu_code_row *xi[NIB_CPU_TILE_ROWS];
+    struct nib_cpu_tile            t = {
+                   .w = w, .out = out, .n_outs = n_outs, .n_rows = n, .x = x, .xi = xi, .y = y, .work = th->tile_work};
     for (int32_t r = 0; r < n; r++) {
         int64_t row = index ? index[r] : first + r;
-        if (need == NIB_CPU_NEED_FP4)
-            x4[r] = rows->fp4 + row;
-        else if (need == NIB_CPU_NEED_VALUES)
-            x[r] = rows->values + row * rows->values_stride;
-        else
-            x[r] = rows->plain + row * rows->plain_stride + x_col;
+        switch (need) {
+        case NIB_CPU_NEED_CODES: xi[r] = rows->codes + row; break;
+        case NIB_CPU_NEED_PLAIN: x[r] = rows->plain + row * rows->plain_stride + x_col; break;
+        case NIB_CPU_NEED_VALUES: x[r] = rows->values + row * rows->values_stride + x_col; break;
+        case NIB_CPU_NEED_OPEN_PLAIN: x[r] = rows->open_plain + row * rows->open_plain_stride + x_col; break;
+        default: x[r] = rows->open_values + row * rows->open_values_stride + x_col; break;
+        }
     }
-    if (need == NIB_CPU_NEED_FP4) {
-        t.x4 = x4;
-        s->k.tile_fp4(&t);
-    } else {
-        t.x = x;
+    if (need == NIB_CPU_NEED_CODES)
+        s->k.tile_codes(&t);
+    else
         s->k.tile_plain(&t);
-    }
 }
 
 void nib_cpu_matmul(struct nib_stream *s, const struct nib_cpu_matrix *w, unsigned need,

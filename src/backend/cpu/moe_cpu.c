@@ -18,6 +18,8 @@ struct moe {
     bool                       bf16;
     struct nib_cpu_rows        x;
     const int32_t             *first; /* [n_experts + 2] first pair of each expert; pairs of row order inside */
+    const int32_t             *active; /* [n_active] experts with pairs, ascending */
+    int32_t                    n_active;
     const int32_t             *pair_row;
     const float               *pair_weight;
     struct nib_cpu_rows        inner, inner_shared;
@@ -74,7 +76,7 @@ static void route(struct nib_stream *s, struct moe *m)
     const struct nib_moe_args *a = m->a;
     struct nib_cpu_scratch    *x = &s->scratch;
     struct nib_cpu_matrix      router = nib_cpu_matrix_of(a->router, 0);
-    nib_cpu_matmul(s, &router, NIB_CPU_NEED_PLAIN, &m->x, m->n, x->router, a->n_experts);
+    nib_cpu_matmul(s, &router, nib_cpu_need_plain(a->router), &m->x, m->n, x->router, a->n_experts);
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)m->n * a->n_experts * a->top_k)) schedule(static)
     for (int32_t r = 0; r < m->n; r++)
         route_row(m, r, x->router + (int64_t)r * a->n_experts, x->chosen + r * a->top_k, x->weight + r * a->top_k);
@@ -95,6 +97,12 @@ static void route(struct nib_stream *s, struct moe *m)
     }
     for (int32_t r = 0; r < m->n; r++)
         x->pair_row[n_pairs + r] = r;
+    /* The places' memory becomes the list of experts that have work, the shared one last. */
+    m->n_active = 0;
+    for (int32_t e = 0; e <= a->n_experts; e++)
+        if (first[e] < first[e + 1])
+            fill[m->n_active++] = e;
+    m->active = fill;
     m->first = first;
     m->pair_row = x->pair_row;
     m->pair_weight = x->pair_weight;
@@ -149,45 +157,68 @@ static void gate_up(struct nib_stream *s, const struct moe *m)
     int32_t widest = has_shared(a) && a->sw1->n_out > a->w1->n_out ? a->sw1->n_out : a->w1->n_out;
     int32_t n_blocks = (widest + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS;
 #pragma omp parallel for num_threads(nib_cpu_threads(s, 2 * (int64_t)m->first[a->n_experts + 1] * a->w1->n_out * m->dim)) schedule(dynamic, 1)
-    for (int32_t item = 0; item < (a->n_experts + 1) * n_blocks; item++) {
+    for (int32_t item = 0; item < m->n_active * n_blocks; item++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
-        int32_t e = item / n_blocks, out = item % n_blocks * NIB_CPU_TILE_OUTS, end = m->first[e + 1];
-        if (m->first[e] == end)
-            continue;
+        int32_t e = m->active[item / n_blocks], out = item % n_blocks * NIB_CPU_TILE_OUTS, end = m->first[e + 1];
         int32_t n_outs = min_of((e == a->n_experts ? a->sw1 : a->w1)->n_out - out, NIB_CPU_TILE_OUTS);
         for (int32_t p = m->first[e]; n_outs > 0 && p < end; p += NIB_CPU_TILE_ROWS)
             gate_up_tile(s, m, th, e, p, min_of(end - p, NIB_CPU_TILE_ROWS), out, n_outs);
     }
 }
 
-/* Quantise a pair's inner row as its w2 wants it, and make it ready. */
-static void inner_quantise(struct nib_stream *s, const struct moe *m, struct nib_cpu_thread *th, int32_t pair,
-                           const struct nib_weight *w2)
+/* Opened rows before that of a pair: so many of the routed experts' width, then of the shared one's. */
+static size_t before_pair(const struct moe *m, int32_t pair, size_t routed, size_t shared)
 {
-    struct nib_cpu_scratch *x = &s->scratch;
-    int32_t                 n = w2->n_in, n_pairs = n_pairs_of(m);
-    float                  *src = inner_row(s, m, pair, x->inner), row_scale;
-    struct nib_act          row = {.format = w2->act, .rows = 1, .cols = n, .codes = th->codes, .scales = th->scales,
-                                   .row_scale = &row_scale};
-    nib_cpu_act_write(s, &row, 0, src);
-    row_scale = w2->act == NIB_ACT_NVFP4 ? row_scale : 1.0f;
-    if (nib_cpu_need_of(w2) == NIB_CPU_NEED_FP4) {
-        size_t before = (size_t)min_of(pair, n_pairs) * nib_cpu_opened_bytes(m->a->w2->n_in) +
-                        (size_t)(pair > n_pairs ? pair - n_pairs : 0) * nib_cpu_opened_bytes(n);
-        nib_cpu_act_open(s, th->codes, th->scales, row_scale, n, x->inner_opened + before, &x->inner_fp4[pair]);
-    } else {
-        nib_cpu_act_decode(s, w2->act, th->codes, th->scales, row_scale, n, inner_row(s, m, pair, x->inner_values));
-    }
+    int32_t n_pairs = n_pairs_of(m);
+    return (size_t)min_of(pair, n_pairs) * routed + (size_t)(pair > n_pairs ? pair - n_pairs : 0) * shared;
 }
 
+static float *inner_open_row(const struct nib_stream *s, const struct moe *m, int32_t pair)
+{
+    const struct nib_moe_args *a = m->a;
+    size_t                     shared = has_shared(a) ? (size_t)nib_cpu_open_cols(a->sw2->n_in) : 0;
+    return s->scratch.inner_open + before_pair(m, pair, (size_t)nib_cpu_open_cols(a->w2->n_in), shared);
+}
+
+/* Quantise a pair's inner row where its w2 wants that, and make it ready. */
+static void inner_row_prepare(struct nib_stream *s, const struct moe *m, struct nib_cpu_thread *th, int32_t pair,
+                              const struct nib_weight *w2)
+{
+    const struct nib_moe_args *a = m->a;
+    struct nib_cpu_scratch    *x = &s->scratch;
+    int32_t                    n = w2->n_in;
+    float                     *values = inner_row(s, m, pair, x->inner), row_scale = 1.0f;
+    struct nib_act             row = {.format = w2->act, .rows = 1, .cols = n, .codes = th->codes,
+                                      .scales = th->scales, .row_scale = &row_scale};
+    unsigned                   need = nib_cpu_need_of(w2);
+    nib_cpu_act_write(s, &row, 0, values);
+    if (need == NIB_CPU_NEED_CODES) {
+        size_t shared = has_shared(a) ? nib_cpu_codes_bytes(a->sw2->n_in) : 0;
+        size_t before = before_pair(m, pair, nib_cpu_codes_bytes(a->w2->n_in), shared);
+        nib_cpu_codes_open(s, w2->act, th->codes, th->scales, row_scale, n, x->inner_code_memory + before,
+                           &x->inner_codes[pair]);
+        return;
+    }
+    nib_cpu_act_decode(s, w2->act, th->codes, th->scales, row_scale, n, values);
+    if (need & (NIB_CPU_NEED_OPEN_PLAIN | NIB_CPU_NEED_OPEN_VALUES))
+        nib_cpu_row_open(s, values, n, inner_open_row(s, m, pair));
+}
+
+/* Each row is in the one form that its weight takes. */
 static struct nib_cpu_rows inner_rows(const struct nib_stream *s, const struct moe *m, int32_t first, int32_t n)
 {
+    const float *values = inner_row(s, m, first, s->scratch.inner), *open = inner_open_row(s, m, first);
+    int32_t      open_stride = nib_cpu_open_cols(n);
     return (struct nib_cpu_rows){
-        .plain = inner_row(s, m, first, s->scratch.inner),
+        .plain = values,
+        .values = values,
+        .open_plain = open,
+        .open_values = open,
+        .codes = s->scratch.inner_codes + first,
         .plain_stride = n,
-        .values = inner_row(s, m, first, s->scratch.inner_values),
         .values_stride = n,
-        .fp4 = s->scratch.inner_fp4 + first,
+        .open_plain_stride = open_stride,
+        .open_values_stride = open_stride,
     };
 }
 
@@ -196,11 +227,8 @@ static void inner_prepare(struct nib_stream *s, struct moe *m)
     const struct nib_moe_args *a = m->a;
     int32_t                    n_pairs = n_pairs_of(m), n_all = m->first[a->n_experts + 1];
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)n_all * a->w1->n_out)) schedule(static)
-    for (int32_t p = 0; p < n_all; p++) {
-        const struct nib_weight *w2 = p < n_pairs ? a->w2 : a->sw2;
-        if (w2->act != NIB_ACT_PLAIN)
-            inner_quantise(s, m, &s->scratch.thread[omp_get_thread_num()], p, w2);
-    }
+    for (int32_t p = 0; p < n_all; p++)
+        inner_row_prepare(s, m, &s->scratch.thread[omp_get_thread_num()], p, p < n_pairs ? a->w2 : a->sw2);
     m->inner = inner_rows(s, m, 0, a->w2->n_in);
     if (has_shared(a))
         m->inner_shared = inner_rows(s, m, n_pairs, a->sw2->n_in);
@@ -213,7 +241,8 @@ static void down_block(const struct nib_stream *s, const struct moe *m, struct n
 {
     const struct nib_moe_args *a = m->a;
     memset(th->block_sum, 0, sizeof(float) * NIB_CPU_TILE_OUTS * (size_t)m->n);
-    for (int32_t e = 0; e <= a->n_experts; e++) {
+    for (int32_t i = 0; i < m->n_active; i++) {
+        int32_t                  e = m->active[i];
         bool                     shared = e == a->n_experts;
         const struct nib_weight *w2 = shared ? a->sw2 : a->w2;
         for (int32_t p = m->first[e]; p < m->first[e + 1]; p += NIB_CPU_TILE_ROWS) {
@@ -250,13 +279,13 @@ static void down(struct nib_stream *s, const struct moe *m)
 
 enum nib_status nib_cpu_moe(struct nib_stream *s, const struct nib_moe_args *a)
 {
-    unsigned need = NIB_CPU_NEED_PLAIN | nib_cpu_need_of(a->w1) | nib_cpu_need_of(a->w3);
+    unsigned need = nib_cpu_need_plain(a->router) | nib_cpu_need_of(a->w1) | nib_cpu_need_of(a->w3);
     if (has_shared(a))
         need |= nib_cpu_need_of(a->sw1) | nib_cpu_need_of(a->sw3);
     for (int32_t row0 = 0; row0 < a->x.rows; row0 += NIB_CPU_GROUP_ROWS) {
         struct moe m = {.a = a, .row0 = row0, .n = min_of(a->x.rows - row0, NIB_CPU_GROUP_ROWS), .dim = a->x.cols,
                         .bf16 = a->y.dtype == NIB_DTYPE_BF16};
-        nib_cpu_rows_prepare(s, &a->x, row0, m.n, need, &m.x);
+        nib_cpu_rows_prepare(s, &a->x, row0, m.n, 1, need, &m.x);
         route(s, &m);
         gate_up(s, &m);
         inner_prepare(s, &m);

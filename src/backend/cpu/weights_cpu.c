@@ -1,9 +1,12 @@
 /* Packed weights: the stored bytes in own memory, row-major, the matrices of a stack one after the other. Nothing is
- * dequantised, so a packed weight takes exactly the stored bytes. */
+ * dequantised, and groups of 128 channels only change their order (see struct nib_cpu_matrix), so a packed weight takes
+ * exactly the stored bytes. */
 #include "backend/cpu/cpu.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/status.h"
 
@@ -65,17 +68,60 @@ static enum nib_status desc_check(const struct nib_weight_desc *d, struct nib_er
     return NIB_OK;
 }
 
+/* One row of codes in packed order. */
+static void row_pack(const struct nib_cpu_order *order, enum nib_weight_type type, int32_t n_in, const uint8_t *src,
+                     uint8_t *dst)
+{
+    int32_t n_groups = n_in / NIB_CPU_GROUP, k = n_groups * NIB_CPU_GROUP;
+    for (int32_t g = 0; g < n_groups; g++)
+        switch (type) {
+        case NIB_WEIGHT_F32: break;
+        case NIB_WEIGHT_BF16:
+            for (int32_t i = 0; i < NIB_CPU_GROUP; i++)
+                memcpy(dst + 2 * (g * NIB_CPU_GROUP + i), src + 2 * (g * NIB_CPU_GROUP + order->bf16[i]), 2);
+            break;
+        case NIB_WEIGHT_FP8:
+            for (int32_t i = 0; i < NIB_CPU_GROUP; i++)
+                dst[g * NIB_CPU_GROUP + i] = src[g * NIB_CPU_GROUP + order->fp8[i]];
+            break;
+        case NIB_WEIGHT_MXFP4:
+        case NIB_WEIGHT_NVFP4:
+            for (int32_t b = 0; b < 8; b++)
+                for (int32_t half = 0; half < 2; half++)
+                    memcpy(dst + 64 * g + 32 * half + 4 * b, src + 64 * g + 8 * b + 4 * half, 4);
+            break;
+        }
+    int64_t done = type == NIB_WEIGHT_F32 ? 0 : type == NIB_WEIGHT_BF16 ? 2 * k : type == NIB_WEIGHT_FP8 ? k : k / 2;
+    int64_t all = type == NIB_WEIGHT_F32 ? 4 * (int64_t)n_in
+                  : type == NIB_WEIGHT_BF16 ? 2 * (int64_t)n_in
+                  : type == NIB_WEIGHT_FP8  ? n_in
+                                            : n_in / 2;
+    memcpy(dst + done, src + done, (size_t)(all - done));
+}
+
+/* Large weights on large pages where the system has them: a decode step touches every page once. */
+static void *weight_memory(size_t bytes)
+{
+    const size_t large = (size_t)2 << 20;
+    void        *memory = NULL;
+    if (posix_memalign(&memory, bytes >= 2 * large ? large : 64, bytes))
+        return NULL;
+    if (bytes >= 2 * large)
+        (void)madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
+}
+
 enum nib_status nib_cpu_weight_pack(struct nib_backend *b, const struct nib_weight_desc *d, struct nib_weight **out,
                                     struct nib_error *err)
 {
-    (void)b;
+    const struct nib_stream *s = nib_backend_cpu.stream(b);
     *out = NULL;
     NIB_TRY(desc_check(d, err));
     struct sizes       z = sizes_of(d->type, d->n_out, d->n_in);
     size_t             n = (size_t)d->n_stack, bytes = n * (size_t)(z.codes_bytes + z.scales_bytes);
     struct cpu_weight *w = calloc(1, sizeof *w + n * sizeof(float));
-    void              *memory = NULL;
-    if (!w || posix_memalign(&memory, 64, bytes)) {
+    void              *memory = w ? weight_memory(bytes) : NULL;
+    if (!memory) {
         free(w);
         return nib_error_set(err, NIB_E_MEMORY, "no memory for a weight of %zu bytes", bytes);
     }
@@ -86,10 +132,14 @@ enum nib_status nib_cpu_weight_pack(struct nib_backend *b, const struct nib_weig
     w->scales_stride = z.scales_stride;
     w->codes_bytes = z.codes_bytes;
     w->scales_bytes = z.scales_bytes;
-    for (size_t i = 0; i < n; i++) {
-        memcpy(w->memory + i * (size_t)z.codes_bytes, d->part[i].data, (size_t)z.codes_bytes);
+    for (int32_t i = 0; i < d->n_stack; i++) {
+        const uint8_t *src = d->part[i].data;
+        uint8_t       *dst = w->memory + i * z.codes_bytes;
+#pragma omp parallel for num_threads(nib_cpu_threads(s, z.codes_bytes)) schedule(static)
+        for (int32_t o = 0; o < d->n_out; o++)
+            row_pack(&s->k.order, d->type, d->n_in, src + o * z.codes_stride, dst + o * z.codes_stride);
         if (z.scales_bytes)
-            memcpy(w->scales + i * (size_t)z.scales_bytes, d->part[i].scales, (size_t)z.scales_bytes);
+            memcpy(w->scales + i * z.scales_bytes, d->part[i].scales, (size_t)z.scales_bytes);
         w->global_scale[i] = d->type == NIB_WEIGHT_NVFP4 ? d->part[i].global_scale : 1.0f;
     }
     *out = &w->head;
@@ -118,6 +168,25 @@ struct nib_cpu_matrix nib_cpu_matrix_of(const struct nib_weight *weight, int32_t
         .scales_stride = w->scales_stride,
         .global_scale = w->global_scale[stack],
     };
+}
+
+void nib_cpu_weight_row(const struct nib_stream *s, const struct nib_weight *weight, int32_t row, float *dst)
+{
+    struct nib_cpu_matrix w = nib_cpu_matrix_of(weight, 0);
+    const uint8_t        *codes = w.codes + row * w.codes_stride;
+    assert(w.type == NIB_WEIGHT_F32 || w.type == NIB_WEIGHT_BF16);
+    if (w.type == NIB_WEIGHT_F32) {
+        memcpy(dst, codes, 4 * (size_t)w.n_in);
+        return;
+    }
+    int32_t k = 0;
+    for (; k + NIB_CPU_GROUP <= w.n_in; k += NIB_CPU_GROUP) {
+        float group[NIB_CPU_GROUP];
+        s->k.bf16_decode((const uint16_t *)(const void *)codes + k, group, NIB_CPU_GROUP);
+        for (int32_t i = 0; i < NIB_CPU_GROUP; i++)
+            dst[k + s->k.order.bf16[i]] = group[i];
+    }
+    s->k.bf16_decode((const uint16_t *)(const void *)codes + k, dst + k, w.n_in - k);
 }
 
 struct nib_cpu_matrix nib_cpu_matrix_f32(const float *data, int32_t n_out, int32_t n_in)
