@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/shard.h"
 #include "checkpoint/writer.h"
 #include "nibble.h"
 
@@ -478,41 +479,106 @@ static void test_full_disk_and_resume(void **state)
     assert_true(r.was_complete);
 }
 
+enum { N_IDS = 12, VOCAB = 2048 };
+
+/* What the engine makes of a folder. */
+static void compute_logits(const char *dir, float logits[N_IDS * VOCAB])
+{
+    static const int32_t ids[N_IDS] = {0, 2038, 57, 632, 267, 1518, 33, 2039, 2042, 41, 1420, 858};
+    struct nib_options   eo;
+    struct nib_model    *m;
+    struct nib_engine   *e;
+    struct nib_seq      *s;
+    int32_t              rows[N_IDS];
+    for (int i = 0; i < (int)N_IDS; i++)
+        rows[i] = i;
+    nib_options_init(&eo);
+    eo.n_threads = 1;
+    eo.n_ctx = 64;
+    assert_int_equal(nib_model_open(dir, &m, NULL), NIB_OK);
+    assert_int_equal(nib_engine_open(m, &eo, &e, NULL), NIB_OK);
+    assert_int_equal(nib_seq_open(e, &s, NULL), NIB_OK);
+    const struct nib_batch b = {.n_rows = N_IDS, .n_seqs = 1, .n_logits = N_IDS, .token = ids,
+                                .seq_start = (int32_t[]){0, N_IDS}, .seq = &s, .logits_row = rows};
+    assert_int_equal(nib_step(e, &b, logits, NULL, NULL), NIB_OK);
+    nib_seq_close(s);
+    nib_engine_close(e);
+    nib_model_close(m);
+}
+
 /* Experts decode to the source's values and the logits are the same bits. */
 static void test_official_to_experts_is_exact(void **state)
 {
     (void)state;
     struct nib_quantize_options o = options();
     struct nib_quantize_result  r;
-    struct nib_options          eo;
-    static const int32_t        ids[] = {0, 2038, 57, 632, 267, 1518, 33, 2039, 2042, 41, 1420, 858};
-    enum { N_IDS = sizeof ids / sizeof ids[0], VOCAB = 2048 };
     static float                logits[2][N_IDS * VOCAB];
     quantize(path_in("experts"), &o, &r);
     assert_int_equal(r.n_matrices, 336);
     assert_int_equal(r.n_exact, 336);
     assert_int_equal(r.n_recoded, 0);
-    nib_options_init(&eo);
-    eo.n_threads = 1;
-    eo.n_ctx = 64;
-    for (int k = 0; k < 2; k++) {
-        struct nib_model  *m;
-        struct nib_engine *e;
-        struct nib_seq    *s;
-        int32_t            rows[N_IDS];
-        for (int i = 0; i < (int)N_IDS; i++)
-            rows[i] = i;
-        assert_int_equal(nib_model_open(k ? path_in("experts") : TINY, &m, NULL), NIB_OK);
-        assert_int_equal(nib_engine_open(m, &eo, &e, NULL), NIB_OK);
-        assert_int_equal(nib_seq_open(e, &s, NULL), NIB_OK);
-        const struct nib_batch b = {.n_rows = N_IDS, .n_seqs = 1, .n_logits = N_IDS, .token = ids, .seq_start = (int32_t[]){0, N_IDS},
-                                    .seq = &s, .logits_row = rows};
-        assert_int_equal(nib_step(e, &b, logits[k], NULL, NULL), NIB_OK);
-        nib_seq_close(s);
-        nib_engine_close(e);
-        nib_model_close(m);
-    }
+    compute_logits(TINY, logits[0]);
+    compute_logits(path_in("experts"), logits[1]);
     assert_memory_equal(logits[0], logits[1], sizeof logits[0]);
+}
+
+/* Multiply the global scale of every w3 in a one-file NVFP4 folder, by 10 and 0.3 turn about. */
+static int make_w3_unequal(const char *dir)
+{
+    struct nib_shard shard;
+    char             path[320];
+    int              n = 0;
+    assert_int_equal(nib_shard_open(dir, "model.safetensors", &shard, NULL), NIB_OK);
+    (void)snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    const int fd = open(path, O_WRONLY);
+    assert_true(fd >= 0);
+    for (int64_t i = 0; i < shard.n_entries; i++) {
+        const struct nib_tensor_entry *e = &shard.entry[i];
+        if (!strstr(e->name, ".experts.") || !strstr(e->name, ".w3.weight_scale_2"))
+            continue;
+        float g;
+        memcpy(&g, e->data, sizeof g);
+        g *= n++ % 2 ? 0.3f : 10.0f;
+        assert_int_equal(pwrite(fd, &g, sizeof g, (const char *)e->data - (const char *)shard.map), sizeof g);
+    }
+    (void)close(fd);
+    nib_shard_close(&shard);
+    return n;
+}
+
+static void test_b18_unequal_w1_and_w3(void **state)
+{
+    (void)state;
+    static float                logits[3][N_IDS * VOCAB];
+    static const char *const    bases[] = {"w1", "w2", "w3"};
+    struct nib_quantize_options o = options();
+    struct nib_quantize_result  r;
+    quantize(path_in("unequal"), &o, &r);
+    compute_logits(path_in("unequal"), logits[0]);
+    assert_int_equal(make_w3_unequal(path_in("unequal")), 7 * 16);
+    compute_logits(path_in("unequal"), logits[1]);
+    assert_memory_not_equal(logits[0], logits[1], sizeof logits[0]);
+    o.layout = NIB_QUANT_LAYOUT_HF;
+    assert_int_equal(nib_quantize(path_in("unequal"), path_in("relayed"), &o, &r, NULL), NIB_OK);
+    assert_int_equal(r.n_exact, 336);
+    compute_logits(path_in("relayed"), logits[2]);
+    assert_memory_equal(logits[1], logits[2], sizeof logits[1]);
+    static const char *const hf[] = {"gate_proj", "down_proj", "up_proj"};
+    for (int layer = 0; layer < 6; layer++)
+        for (int w = 0; w < 3; w++) {
+            char a[100], b[100];
+            (void)snprintf(a, sizeof a, "layers.%d.ffn.experts.%d.%s", layer, layer * 2 + 1, bases[w]);
+            (void)snprintf(b, sizeof b, "model.layers.%d.mlp.experts.%d.%s", layer, layer * 2 + 1, hf[w]);
+            struct result before = open_result(path_in("unequal"), a), after = open_result(path_in("relayed"), b);
+            assert_memory_equal(before.codes, after.codes, (size_t)(before.rows * before.cols / 2));
+            assert_memory_equal(before.scales, after.scales, (size_t)(before.rows * before.cols / 16));
+            assert_memory_equal(&before.g, &after.g, sizeof before.g);
+            nib_checkpoint_close(before.c);
+            nib_checkpoint_close(after.c);
+        }
+    o.layout = NIB_QUANT_LAYOUT_KEEP;
+    assert_int_equal(nib_quantize_verify(path_in("unequal"), path_in("relayed"), &o, &r, NULL), NIB_OK);
+    assert_int_equal(r.n_mismatches, 0);
 }
 
 /* B22: calibration decides input scales, never the weights of a method that does not weigh by it. */
@@ -683,6 +749,7 @@ int main(void)
         cmocka_unit_test(test_full_disk_and_resume),      cmocka_unit_test(test_official_to_experts_is_exact),
         cmocka_unit_test(test_b22_calibration_text),      cmocka_unit_test(test_relay_keeps_codes),
         cmocka_unit_test(test_fp8_experts),               cmocka_unit_test(test_stacked_experts),
+        cmocka_unit_test(test_b18_unequal_w1_and_w3),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }
