@@ -198,9 +198,9 @@ int cmd_quantize(int argc, char **argv)
         .command = "quantize",
         .usage = "[options] SRC DST",
         .about =
-            "Writes the checkpoint SRC again as DST in NVFP4: MXFP4 by an exact cast, NVFP4 as it is, all else with\n"
-            "the least error. DST must be new or empty, or with --resume an interrupted run of the same job. It also\n"
-            "gets nibble-quant.json and nibble-quant.md, which say what was done and what it cost. See docs/quantize.md.",
+            "Writes the checkpoint SRC again as DST in NVFP4: MXFP4 by an exact cast, NVFP4 as it is, all else\n"
+            "with the least error. DST must be new or empty, or with --resume an interrupted run of the same job. It\n"
+            "also gets nibble-quant.json and nibble-quant.md, which say what was done and what it cost. See docs/quantize.md.",
         .groups = groups,
         .n_groups = 2,
         .operand = &o.operand[0],
