@@ -232,7 +232,6 @@ static void test_times(void **state)
     assert_true(number(run, "first_token_ms.p50") >= 300);
     assert_true(number(run, "gap_ms.p50") >= 50 && number(run, "gap_ms.p90") >= 200);
     assert_true(number(run, "request_ms.p50") >= 700 && number(run, "seconds") >= 2.1);
-    assert_true(number(run, "gap_ms.p50") < number(run, "first_token_ms.max"));
     json_decref(v);
     actor_stop(&a);
     /* Two for lengths and three measured: nothing was sent twice, and nothing left out. */
