@@ -133,6 +133,10 @@ static int measure_all(struct session *s, const struct bench_options *o, struct 
     int                n_cases = 0;
 
     int code = cases ? session_engine_options(s, 0, false, &options) : cli_fail_memory();
+    if (code == CLI_OK && strcmp(options.backend, "cuda") == 0)
+        code = cli_usage("--backend cuda: only the limits of processors are known here; wanted cpu or ref");
+    if (code == CLI_OK && strcmp(options.backend, "auto") == 0)
+        options.backend = "cpu";
     if (code == CLI_OK)
         code = bench_plan(o, s->model, &options, cases, &n_cases, result);
     if (code == CLI_OK) {

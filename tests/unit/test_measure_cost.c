@@ -29,6 +29,7 @@ static struct bed open_bed(const char *format, int32_t n_experts, enum nib_act_q
     struct bed b = {0};
     assert_int_equal(nib_model_open_random(&shape, &b.model, &err), NIB_OK);
     nib_options_init(&o);
+    o.backend = "cpu";
     o.n_ctx = n_ctx;
     o.n_seqs_max = 2;
     o.n_rows_max = 512;
@@ -303,6 +304,7 @@ static void test_published_sizes(void **unused)
         assert_int_equal(info->n_csa_layers, known[i].n_csa);
         assert_int_equal(info->n_hca_layers, known[i].n_hca);
         nib_options_init(&o);
+        o.backend = "cpu";
         o.n_ctx = 1 << 20;
         o.kv = NIB_KV_FP8;
         assert_int_equal(nib_model_plan(m, &o, &plan, &err), NIB_OK);
