@@ -132,6 +132,21 @@
     X(PX_MMA, "mma", 4, 10, "sync aligned m8n8k4 m16n8k4 m16n8k8 m16n8k16 m16n8k32 m16n8k64 row col satfinite "       \
       "kind::f8f6f4 kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4 block_scale scale_vec::1X scale_vec::2X scale_vec::4X "  \
       "block16 block32")                                                                                              \
+    X(PX_TC_ALLOC, "tcgen05.alloc", 2, 2, "sync aligned cta_group::1 cta_group::2 shared::cta")                      \
+    X(PX_TC_DEALLOC, "tcgen05.dealloc", 2, 2, "sync aligned cta_group::1 cta_group::2")                               \
+    X(PX_TC_RELINQUISH, "tcgen05.relinquish_alloc_permit", 0, 0, "sync aligned cta_group::1 cta_group::2")            \
+    X(PX_TC_LD, "tcgen05.ld", 2, 2, "sync aligned 32x32b 16x128b 16x256b x1 x2 x4 x8 x16 x32 x64 x128")               \
+    X(PX_TC_ST, "tcgen05.st", 2, 2, "sync aligned 32x32b 16x128b 16x256b x1 x2 x4 x8 x16 x32 x64 x128")               \
+    X(PX_TC_WAIT_LD, "tcgen05.wait::ld", 0, 0, "sync aligned")                                                        \
+    X(PX_TC_WAIT_ST, "tcgen05.wait::st", 0, 0, "sync aligned")                                                        \
+    X(PX_TC_BEFORE, "tcgen05.fence::before_thread_sync", 0, 0, "")                                                    \
+    X(PX_TC_AFTER, "tcgen05.fence::after_thread_sync", 0, 0, "")                                                      \
+    X(PX_TC_CP, "tcgen05.cp", 2, 2, "cta_group::1 cta_group::2 128x256b 4x256b 128x128b 64x128b 32x128b warpx4 "      \
+      "warpx2::02_13 warpx2::01_23")                                                                                  \
+    X(PX_TC_MMA_OP, "tcgen05.mma", 5, 7, "cta_group::1 cta_group::2 kind::f16 kind::f8f6f4 kind::mxf8f6f4 kind::mxf4 " \
+      "kind::mxf4nvf4 block_scale block16 block32 scale_vec::1X scale_vec::2X scale_vec::4X")                         \
+    X(PX_TC_COMMIT_OP, "tcgen05.commit", 1, 2, "cta_group::1 cta_group::2 mbarrier::arrive::one multicast::cluster "  \
+      "shared::cluster")                                                                                              \
     X(PX_GRID_RELEASE, "griddepcontrol.launch_dependents", 0, 0, "")                                                  \
     X(PX_GRID_WAIT, "griddepcontrol.wait", 0, 0, "")                                                                  \
     X(PX_SETMAXNREG, "setmaxnreg", 1, 1, "inc dec sync aligned")                                                      \
@@ -183,7 +198,12 @@ enum px_op {
     X(PX_M_KIND_MXF4, "kind::mxf4") X(PX_M_KIND_MXF4NVF4, "kind::mxf4nvf4") X(PX_M_BLOCK_SCALE, "block_scale")        \
     X(PX_M_SCALE_1X, "scale_vec::1X") X(PX_M_SCALE_2X, "scale_vec::2X") X(PX_M_SCALE_4X, "scale_vec::4X")             \
     X(PX_M_BLOCK16, "block16") X(PX_M_BLOCK32, "block32") X(PX_M_SHARED_CTA, "shared::cta")                           \
-    X(PX_M_SHARED_CLUSTER, "shared::cluster")
+    X(PX_M_SHARED_CLUSTER, "shared::cluster") X(PX_M_X8, "x8") X(PX_M_X16, "x16") X(PX_M_X32, "x32")                  \
+    X(PX_M_X64, "x64") X(PX_M_X128, "x128") X(PX_M_32X32B, "32x32b") X(PX_M_16X128B, "16x128b")                       \
+    X(PX_M_16X256B, "16x256b") X(PX_M_128X256B, "128x256b") X(PX_M_4X256B, "4x256b") X(PX_M_128X128B, "128x128b")     \
+    X(PX_M_64X128B, "64x128b") X(PX_M_32X128B, "32x128b") X(PX_M_WARPX4, "warpx4")                                    \
+    X(PX_M_WARPX2_02_13, "warpx2::02_13") X(PX_M_WARPX2_01_23, "warpx2::01_23") X(PX_M_KIND_F16, "kind::f16")         \
+    X(PX_M_ARRIVE_ONE, "mbarrier::arrive::one")
 
 enum px_mod {
 #define PX_LIST_MOD(name, text) name,

@@ -21,6 +21,7 @@ struct px_config {
     uint64_t max_steps;    /* warp instructions of one launch before it is called stuck; 0: 4e9 */
     bool     mma_by_steps; /* matrix products round to fp32 after every 4 terms, in order, instead of once */
     bool     no_races;     /* do not look for races (faster) */
+    bool     copies_wait_for_products; /* tcgen05.cp follows earlier tcgen05.mma of its thread; no promise of the ISA */
     bool     elect_high;   /* elect.sync chooses the highest lane instead of the lowest */
 };
 

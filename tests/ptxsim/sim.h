@@ -121,6 +121,7 @@ struct px_cta {
     struct px_mbarrier mbarrier[PX_MBARRIERS];
     struct px_warp    *warp;
     uint32_t           n_warps, n_live;
+    struct px_tcgen05 *tcgen05; /* NULL until the block uses tensor memory */
 };
 
 struct px_cluster {
@@ -149,6 +150,7 @@ struct px_machine {
     struct px_cluster *cluster;
     uint32_t           n_clusters; /* that may run side by side */
     struct px_async   *async;
+    struct px_box     *boxes; /* tensor copies on their way */
     bool               uses_mbarriers;
     uint64_t           next_cluster; /* to start, of the order below */
     uint32_t          *order;

@@ -2,7 +2,7 @@
  *
  * A cp.async takes effect as late as it may: when its lane waits for it. Bulk transfers are a list from which a random one
  * goes on between turns; a store first reads shared memory, later writes global memory. */
-#include "ptxsim/sim.h"
+#include "ptxsim/sim_tcgen05.h"
 #include "ptxsim/sim_number.h"
 
 #include <stdlib.h>
@@ -36,6 +36,7 @@ static void free_async(struct px_async *a)
 
 void px_async_free(struct px_machine *m)
 {
+    px_tensor_free(m);
     while (m->async) {
         struct px_async *a = m->async;
         m->async = a->next;
@@ -394,6 +395,7 @@ bool px_async_op(struct px_warp *w, const struct px_instruction *i, uint32_t lan
             else
                 load_issue(w, i, l);
             break;
+        case PX_TENSOR: px_tensor_issue(w, i, l); break;
         case PX_BULK_REDUCE:
             if (i->space != PX_GLOBAL)
                 px_trap(w->cta->m, "a bulk reduction into shared memory is missing");

@@ -1,5 +1,5 @@
 /* Machines: global memory, launches, and which warp runs next. */
-#include "ptxsim/sim.h"
+#include "ptxsim/sim_tcgen05.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -273,6 +273,7 @@ static void free_cluster(struct px_cluster *k)
             free(c->mbarrier[b].clock);
             free(c->mbarrier[b].done);
         }
+        px_tcgen05_free(c);
         free(c->warp);
         free(c->shared);
         free(c->shared_written);
@@ -375,6 +376,8 @@ static void end_warp(struct px_warp *w)
         any = any || c->cluster->cta[r].n_live > 0;
     c->cluster->active = any;
     px_async_end(c);
+    px_tensor_end(c);
+    px_tcgen05_end(c);
 }
 
 /* Whether the warp might get on: it can run, and if it only polls, something happened since. */
@@ -433,6 +436,14 @@ static void one_turn(struct px_warp *w)
         px_trap(m, "%" PRIu64 " warp instructions and no end", most);
 }
 
+/* One asynchronous thing takes effect, if any can. */
+static bool go_on(struct px_machine *m)
+{
+    if (m->config.seed && px_random(m) % 2)
+        return px_tcgen05_step(m) || px_tensor_step(m) || px_async_step(m);
+    return px_async_step(m) || px_tensor_step(m) || px_tcgen05_step(m);
+}
+
 /* One pass over all warps, or as many random choices. False when nobody could run. */
 static bool pass(struct px_machine *m)
 {
@@ -448,8 +459,8 @@ static bool pass(struct px_machine *m)
                 continue;
             one_turn(w);
             ran = true;
-            if (m->async && (m->config.seed == 0 || px_random(m) % 4 == 0))
-                (void)px_async_step(m);
+            if (m->config.seed == 0 || px_random(m) % 4 == 0)
+                (void)go_on(m);
         }
     }
     return ran;
@@ -474,12 +485,12 @@ static void run_all(struct px_machine *m, uint32_t total)
                 for (uint32_t x = 0; m->cluster[n].active && x < m->cluster[n].n_warps; x++)
                     could = could || may_run(&m->cluster[n].cta[x / m->cluster[n].cta[0].n_warps].warp[x % m->cluster[n].cta[0].n_warps]);
             }
-            if (!could && !px_async_step(m))
+            if (!could && !go_on(m))
                 deadlock(m);
         }
     }
     /* Stores to global memory may outlive their block. */
-    while (px_async_step(m))
+    while (go_on(m))
         ;
 }
 

@@ -1,6 +1,6 @@
 /* Races in shared memory: every access is compared with the last write and the reads since, by vector clocks of warps; lanes
  * of one warp are in order only across bar.warp.sync and barriers. Atomics do not race with each other. */
-#include "ptxsim/sim.h"
+#include "ptxsim/sim_tcgen05.h"
 
 void px_clock_join(const struct px_cluster *k, uint32_t *into, const uint32_t *from)
 {
@@ -91,6 +91,8 @@ static void check_reads_before(struct px_warp *w, struct px_cta *c, uint32_t wor
 void px_race_write(struct px_warp *w, struct px_cta *c, uint32_t offset, uint32_t bytes, uint32_t lane, bool atomic)
 {
     uint32_t now = w->clock[w->actor];
+    if (c->tcgen05)
+        px_tcgen05_overwrites(w, c, offset, bytes);
     for (uint32_t word = offset / 4; word * 4 < offset + bytes; word++) {
         uint8_t         bits = bytes >= 4 ? 15 : byte_bits(word, offset, bytes);
         struct px_cell *cell = &c->cell[word];
@@ -109,6 +111,8 @@ void px_race_write(struct px_warp *w, struct px_cta *c, uint32_t offset, uint32_
 void px_race_async(struct px_warp *w, struct px_cta *c, uint32_t offset, uint32_t bytes, uint32_t lane, bool write)
 {
     const uint32_t *proxied = w->clock + c->cluster->n_actors;
+    if (write && c->tcgen05)
+        px_tcgen05_overwrites(w, c, offset, bytes);
     for (uint32_t word = offset / 4; word * 4 < offset + bytes; word++) {
         struct px_cell *cell = &c->cell[word];
         check_write_before(w, c, word, 15, lane, false, write ? "copies over what is a write" : "copies out what is a write");

@@ -1,12 +1,12 @@
 /* A warp's turn: lanes grouped by where they are, the group that is furthest behind first, so that lanes meet again where
  * their paths join. Lanes that reach an instruction for several lanes wait there for the others. */
-#include "ptxsim/sim.h"
+#include "ptxsim/sim_tcgen05.h"
 
 #include <string.h>
 
 /* What an opcode needs beside its function. */
-enum class { PLAIN, BRANCH, TABLE, CALL, RESULTS, RETURN, EXIT, TRAP, TOGETHER, BAR_WARP, BARRIER, CLUSTER, MBARRIER, ASYNC, SLEEP,
-             NOTHING, GRID_WAIT };
+enum class { PLAIN, BRANCH, TABLE, CALL, RESULTS, RETURN, EXIT, TRAP, TOGETHER, BAR_WARP, BARRIER, CLUSTER, MBARRIER, ASYNC,
+             TENSOR, SLEEP, NOTHING, GRID_WAIT };
 
 static const struct { px_exec *run; enum class class; } how[PX_N_OPS] = {
     [PX_ADD] = {px_integer, PLAIN}, [PX_ADDC] = {px_integer, PLAIN}, [PX_SUB] = {px_integer, PLAIN}, [PX_SUBC] = {px_integer, PLAIN},
@@ -47,6 +47,10 @@ static const struct { px_exec *run; enum class class; } how[PX_N_OPS] = {
     [PX_TENSOR_PREFETCH] = {NULL, NOTHING}, [PX_GRID_RELEASE] = {NULL, NOTHING}, [PX_GRID_WAIT] = {NULL, GRID_WAIT},
     [PX_SETMAXNREG] = {NULL, NOTHING}, [PX_CREATEPOLICY] = {NULL, NOTHING}, [PX_DISCARD] = {NULL, NOTHING},
     [PX_APPLYPRIORITY] = {NULL, NOTHING},
+    [PX_TC_ALLOC] = {NULL, TENSOR}, [PX_TC_DEALLOC] = {NULL, TENSOR}, [PX_TC_RELINQUISH] = {NULL, TENSOR},
+    [PX_TC_LD] = {NULL, TENSOR}, [PX_TC_ST] = {NULL, TENSOR}, [PX_TC_WAIT_LD] = {NULL, TENSOR},
+    [PX_TC_WAIT_ST] = {NULL, TENSOR}, [PX_TC_BEFORE] = {NULL, TENSOR}, [PX_TC_AFTER] = {NULL, TENSOR},
+    [PX_TC_CP] = {NULL, TENSOR}, [PX_TC_MMA_OP] = {NULL, TENSOR}, [PX_TC_COMMIT_OP] = {NULL, TENSOR},
 };
 
 /* ---- Groups ---- */
@@ -272,6 +276,18 @@ static bool apart(struct px_warp *w, const struct px_instruction *i, uint32_t pc
         }
         *stop = PX_STOP_POLL;
         return false;
+    case TENSOR: {
+        uint32_t rest = 0, set = i->full ? gather(w, i, pc, lanes, &rest) : lanes;
+        if (set == 0)
+            return true;
+        put(w, set, pc + 1);
+        if (!px_tcgen05_op(w, i, set)) {
+            put(w, set, pc);
+            *stop = PX_STOP_POLL;
+            return false;
+        }
+        return true;
+    }
     case ASYNC:
         if (!px_async_op(w, i, lanes)) {
             put(w, lanes, pc);
