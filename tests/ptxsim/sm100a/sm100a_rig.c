@@ -1,0 +1,249 @@
+/* Running the sm_100a kernels' PTX, and what their results must be. */
+#include "ptxsim/sm100a/sm100a_rig.h"
+
+struct px_module *rig_module(const char *name)
+{
+    static struct {
+        char              name[64];
+        struct px_module *module;
+    } known[16];
+    char path[512], error[512];
+    if (NIB_PTX_DIR[0] == 0) {
+        puts("skipped: the sm_100a kernels in the simulator, which need nvcc to emit their PTX");
+        skip();
+    }
+    for (size_t i = 0; i < 16; i++) {
+        if (known[i].module && strcmp(known[i].name, name) == 0)
+            return known[i].module;
+        if (known[i].module)
+            continue;
+        (void)snprintf(path, sizeof path, "%s/%s.ptx", NIB_PTX_DIR, name);
+        (void)snprintf(known[i].name, sizeof known[i].name, "%s", name);
+        known[i].module = px_module_read(path, error, sizeof error);
+        if (!known[i].module)
+            fail_msg("%s: %s", path, error);
+        return known[i].module;
+    }
+    fail_msg("too many modules");
+    return NULL;
+}
+
+void *rig_alloc(struct px_machine *m, size_t bytes, const void *from)
+{
+    void *p = px_alloc(m, bytes);
+    assert_non_null(p);
+    if (from) {
+        memcpy(p, from, bytes);
+        assert_true(px_wrote(m, p, bytes));
+    }
+    return p;
+}
+
+uint32_t rig_next(uint64_t *seed)
+{
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*seed >> 33) ^ (uint32_t)(*seed >> 17);
+}
+
+float rig_value(uint64_t *seed)
+{
+    float sum = 0;
+    for (int i = 0; i < 4; i++)
+        sum += (float)(rig_next(seed) & 0xffff) / 65536.0f - 0.5f;
+    return sum == 0 ? 0.5f : sum;
+}
+
+uint16_t rig_bf16(float v)
+{
+    uint32_t u;
+    memcpy(&u, &v, 4);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return 0x7fc0;
+    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+float rig_from_bf16(uint16_t h)
+{
+    uint32_t u = (uint32_t)h << 16;
+    float    v;
+    memcpy(&v, &u, 4);
+    return v;
+}
+
+/* ---- Products ---- */
+
+static double e2m1(uint32_t code)
+{
+    static const double value[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    return code & 8 ? -value[code & 7] : value[code & 7];
+}
+
+static double ue4m3(uint32_t code)
+{
+    return code < 8 ? ldexp(code, -9) : ldexp(8 + (double)(code & 7), (int)(code >> 3) - 10);
+}
+
+static void randomise(struct rig_product *r, uint8_t *codes, uint8_t *scales, int32_t rows)
+{
+    int32_t n_in = r->p.n_in;
+    for (int64_t i = 0; i < (int64_t)rows * n_in / 2; i++)
+        codes[i] = (uint8_t)rig_next(&r->seed);
+    for (int64_t i = 0; i < (int64_t)rows * (n_in / 16); i++) {
+        uint32_t v = rig_next(&r->seed);
+        scales[i] = (uint8_t)(0x28 + v % 0x30);
+        if (r->hostile) /* every scale there is: zero, subnormals, the largest */
+            scales[i] = (uint8_t)(v % 5 == 0 ? 0 : v % 5 == 1 ? 0x7e : v % 0x7f);
+    }
+}
+
+/* Scales as the kernels read them; padding rows hold NaN, which must not reach any row that counts. */
+static uint8_t *arranged(const uint8_t *scales, int32_t rows, int32_t n_in, bool linear, size_t *bytes)
+{
+    int32_t padded = (rows + 127) / 128 * 128, blocks = (n_in + 255) / 256 * 16, n = n_in / 16;
+    *bytes = (size_t)padded * (size_t)blocks;
+    uint8_t *out = malloc(*bytes);
+    assert_non_null(out);
+    for (int32_t row = 0; row < padded; row++)
+        for (int32_t b = 0; b < blocks; b++) { /* the formula of the golden file */
+            size_t at = (size_t)(row / 128) * (size_t)blocks * 128 + (size_t)(b / 4) * 512 +
+                        (size_t)(row % 32 * 16 + row % 128 / 32 * 4 + b % 4);
+            if (linear)
+                at = (size_t)row * (size_t)blocks + (size_t)b;
+            out[at] = row >= rows ? 0x7f : b < n ? scales[(size_t)row * (size_t)n + (size_t)b] : 0;
+        }
+    return out;
+}
+
+static void fill(struct rig_product *r)
+{
+    struct px_machine *m = r->machine;
+    int32_t            n = r->p.n_rows, o = r->p.n_out, n_in = r->p.n_in;
+    size_t             xb = (size_t)n * (size_t)n_in / 2, wb = (size_t)o * (size_t)n_in / 2, bytes;
+    r->x_codes = malloc(xb);
+    r->w_codes = malloc(wb);
+    r->x_scales = malloc(xb / 8);
+    r->w_scales = malloc(wb / 8);
+    r->row_scale = malloc((size_t)n * sizeof *r->row_scale);
+    assert_true(r->x_codes && r->w_codes && r->x_scales && r->w_scales && r->row_scale);
+    randomise(r, r->x_codes, r->x_scales, n);
+    randomise(r, r->w_codes, r->w_scales, o);
+    for (int32_t t = 0; t < n; t++) {
+        r->row_scale[t] =
+            ldexpf(1.0f + (float)(rig_next(&r->seed) % 1000) / 1000.0f, (int)(rig_next(&r->seed) % 16) - 12);
+        if (r->hostile) /* beyond what the product of both scales may be in fp32 */
+            r->row_scale[t] = t % 7 == 3 ? NAN : t % 7 == 4 ? 1e37f : t % 7 == 5 ? 1e-38f : r->row_scale[t];
+    }
+    r->p.x_stride = (n_in / 2 + 63) / 64 * 64;
+    uint8_t *rows = calloc((size_t)n, (size_t)r->p.x_stride);
+    assert_non_null(rows);
+    for (int32_t t = 0; t < n; t++)
+        memcpy(rows + t * r->p.x_stride, r->x_codes + (size_t)t * (size_t)n_in / 2, (size_t)n_in / 2);
+    r->p.x_codes = rig_alloc(m, (size_t)n * (size_t)r->p.x_stride, rows);
+    r->p.w_codes = rig_alloc(m, wb, r->w_codes);
+    free(rows);
+    uint8_t *s = arranged(r->x_scales, n, n_in, r->linear_scales, &bytes);
+    r->p.x_scales = rig_alloc(m, bytes, s);
+    free(s);
+    s = arranged(r->w_scales, o, n_in, r->linear_scales, &bytes);
+    r->p.w_scales = rig_alloc(m, bytes, s);
+    free(s);
+    r->p.row_scale = rig_alloc(m, (size_t)n * sizeof *r->row_scale, r->row_scale);
+    if (r->p.y_stride == 0)
+        r->p.y_stride = o;
+    r->p.y = rig_alloc(m, (size_t)n * (size_t)r->p.y_stride * (r->p.y_f32 ? 4 : 2), NULL);
+    memset(r->p.y, 0xff, (size_t)n * (size_t)r->p.y_stride * (r->p.y_f32 ? 4 : 2));
+}
+
+bool rig_product_run(struct rig_product *r)
+{
+    struct nib_sm100a_linear_args args;
+    const void                   *params[1] = {&args};
+    r->machine = px_machine_new(&r->config);
+    assert_non_null(r->machine);
+    fill(r);
+    if (!nib_sm100a_linear_plan(&r->p, sim_tensor_map_encode_tiled, &args, &r->launch, r->error, sizeof r->error))
+        return false;
+    struct px_launch l = {.grid = {r->launch.grid, 1, 1},
+                          .block = {r->launch.block, 1, 1},
+                          .cluster = {r->launch.cluster, 1, 1},
+                          .shared_bytes = r->launch.shared_bytes,
+                          .params = params};
+    if (!px_run(r->machine, r->module ? r->module : rig_module("linear_sm100a"), r->launch.kernel, &l)) {
+        (void)snprintf(r->error, sizeof r->error, "%s", px_error(r->machine));
+        return false;
+    }
+    r->stats = px_stats_of(r->machine);
+    return true;
+}
+
+bool rig_product_right(const struct rig_product *r, char *text, size_t bytes)
+{
+    int32_t n_in = r->p.n_in, n_blocks = n_in / 16;
+    double  dot = 0, yy = 0, ww = 0;
+    for (int32_t t = 0; t < r->p.n_rows; t++)
+        for (int32_t o = 0; o < r->p.n_out; o++) {
+            double sum = 0, most = 0;
+            for (int32_t b = 0; b < n_blocks; b++) {
+                double part = 0;
+                for (int32_t k = b * 16; k < b * 16 + 16; k++) {
+                    int64_t ix = ((int64_t)t * n_in + k) / 2, iw = ((int64_t)o * n_in + k) / 2;
+                    part += e2m1(r->x_codes[ix] >> k % 2 * 4 & 15u) * e2m1(r->w_codes[iw] >> k % 2 * 4 & 15u);
+                }
+                part *= ue4m3(r->x_scales[(int64_t)t * n_blocks + b]) * ue4m3(r->w_scales[(int64_t)o * n_blocks + b]);
+                sum += part;
+                most += fabs(part);
+            }
+            double scale = (double)r->row_scale[t] * (double)r->p.alpha, want = sum * scale;
+            int64_t at = t * r->p.y_stride + o;
+            double got = r->p.y_f32 ? (double)((float *)r->p.y)[at] : (double)rig_from_bf16(((uint16_t *)r->p.y)[at]);
+            if (isnan(want)) {
+                if (isnan(got))
+                    continue;
+            } else {
+                /* One rounding to fp32 of every 64 values' sum, three of the scales, then that of the result.
+                 * Subnormal results round to steps of 2^-149 (bf16: 2^-133); what exceeds the type may become Inf. */
+                double eps = r->p.y_f32 ? 0 : 0x1p-8,
+                       bound = (n_in / 64 + 4) * 0x1p-24 * most * fabs(scale) + eps * fabs(want);
+                double top = r->p.y_f32 ? 0x1.fffffep127 : 0x1.fep127;
+                bound += r->p.y_f32 ? 0x1p-148 : 0x1p-133;
+                if (fabs(got - want) <= bound || (isinf(got) && (got > 0) == (want > 0) && fabs(want) + bound >= top))
+                    goto right;
+            }
+            (void)snprintf(text, bytes, "row %d, output %d: got %.9g, want %.9g", t, o, got, want);
+            return false;
+        right:
+            if (fabs(want) < 1e30 && fabs(scale) > 1e-30) {
+                dot += got * want / scale / scale;
+                yy += got * got / scale / scale;
+                ww += want * want / scale / scale;
+            }
+        }
+    if (yy > 0 && dot / sqrt(yy * ww) <= 0.99999) {
+        (void)snprintf(text, bytes, "cosine %.8f", dot / sqrt(yy * ww));
+        return false;
+    }
+    return true;
+}
+
+void rig_product_check(const struct rig_product *r)
+{
+    char text[256];
+    if (!rig_product_right(r, text, sizeof text))
+        fail_msg("%s", text);
+    /* Between rows nothing is written. */
+    size_t each = r->p.y_f32 ? 4 : 2;
+    for (int32_t t = 0; t < r->p.n_rows; t++)
+        for (size_t b = (size_t)r->p.n_out * each; b < (size_t)r->p.y_stride * each; b++)
+            assert_int_equal(((const uint8_t *)r->p.y)[(size_t)(t * r->p.y_stride) * each + b], 0xff);
+}
+
+void rig_product_free(struct rig_product *r)
+{
+    free(r->x_codes);
+    free(r->w_codes);
+    free(r->x_scales);
+    free(r->w_scales);
+    free(r->row_scale);
+    px_machine_free(r->machine);
+    r->machine = NULL;
+}
