@@ -253,10 +253,12 @@ static int run(const struct serve_command *c)
 static int serve_command(int argc, char **argv, struct serve_config *config)
 {
     static const char *const profile_names[] = {"auto", "ga", "preview", NULL};
+    static const char *const effort_names[] = {"none", "low", "high", "max", NULL}; /* enum nib_effort */
+    static const char *const reasoning_names[] = {"reasoning_content", "reasoning", "both", NULL};
     static const char *const level_names[] = {"quiet", "info", NULL};
     struct serve_command     c = {
             .settings = {.host = "127.0.0.1", .port = 8000, .n_running = 16, .n_waiting = 256, .n_prefill = 512,
-                         .max_body_mb = 64, .max_unsent_mb = 8, .log_level = 1, .drain_timeout_s = 30, .queue_timeout_s = 600,
+                         .max_body_mb = 64, .max_unsent_mb = 8, .log_level = 1, .default_effort = NIB_EFFORT_HIGH, .drain_timeout_s = 30, .queue_timeout_s = 600,
                          .receive_timeout_s = 30, .idle_timeout_s = 60},
             .cache_gib = -1};
     int code;
@@ -273,6 +275,12 @@ static int serve_command(int argc, char **argv, struct serve_config *config)
          .help = "ask for one of the keys in a file, a line each"},
         {.name = "--served-name", .kind = CLI_KIND_TEXT, .value = &c.settings.served_name, .metavar = "NAME",
          .help = "the model's name for clients; the folder's name"},
+        {.name = "--any-model", .kind = CLI_KIND_FLAG, .value = &c.settings.any_model,
+         .help = "answer requests for any model with this one"},
+        {.name = "--default-effort", .kind = CLI_KIND_CHOICE, .value = &c.settings.default_effort, .choices = effort_names,
+         .help = "thinking of requests that say nothing about it; high"},
+        {.name = "--reasoning-field", .kind = CLI_KIND_CHOICE, .value = &c.settings.reasoning_field, .choices = reasoning_names,
+         .help = "what reasoning is called in answers; reasoning_content"},
         {.name = "--cors", .kind = CLI_KIND_TEXT, .value = &c.settings.cors, .metavar = "ORIGIN",
          .help = "let pages from there (* for all) use the server; off"},
         {.name = "--chat-profile", .kind = CLI_KIND_CHOICE, .value = &c.profile, .choices = profile_names,

@@ -17,11 +17,14 @@
 #include "serve_metrics.h"
 #include "serve_replay.h"
 
+enum { REASONING_CONTENT, REASONING_SHORT, REASONING_BOTH }; /* reasoning_content, reasoning */
+
 struct serve_settings {
     const char *host, *api_key, *api_key_file, *served_name, *cors;
     int32_t     port, n_running, n_waiting, n_prefill, max_body_mb, max_unsent_mb, log_level;
     int32_t     drain_timeout_s, queue_timeout_s, request_timeout_s, receive_timeout_s, idle_timeout_s;
-    bool        allow_control_tokens;
+    int32_t     reasoning_field, default_effort; /* of enum nib_effort */
+    bool        allow_control_tokens, any_model;
 };
 
 struct serve {

@@ -59,15 +59,16 @@ static bool read_thinking_field(struct exchange *x, const json_t *body, struct s
 /* Weakest first: what is read later counts. */
 static bool read_switches(struct exchange *x, const json_t *body, struct nib_chat_options *o)
 {
-    struct switches w = {.thinking = true, .effort = NIB_EFFORT_HIGH};
+    const enum nib_effort usual = (enum nib_effort)x->serve->settings->default_effort;
+    struct switches w = {.thinking = usual != NIB_EFFORT_NONE, .effort = usual != NIB_EFFORT_NONE ? usual : NIB_EFFORT_HIGH};
     const json_t   *kwargs = field_get(body, "chat_template_kwargs");
     const char     *model = json_string_value(field_get(body, "model")), *inner = NULL, *effort = NULL;
     bool            thinking = false, enable = false;
 
     if (kwargs && !json_is_object(kwargs))
         return api_fail(&x->error, "chat_template_kwargs", "invalid_value", "chat_template_kwargs must be an object");
-    if (model && strcmp(model, "deepseek-chat") == 0)
-        w.thinking = false;
+    if (model && (strcmp(model, "deepseek-chat") == 0 || strcmp(model, "deepseek-reasoner") == 0))
+        w.thinking = strcmp(model, "deepseek-reasoner") == 0;
     if (!field_string(kwargs, "reasoning_effort", &inner, &x->error) || (inner && !read_effort(x, "reasoning_effort", inner, &w)) ||
         !field_string(body, "reasoning_effort", &effort, &x->error) || (effort && !read_effort(x, "reasoning_effort", effort, &w)) ||
         !field_bool(kwargs, "thinking", &thinking, &x->error) || !field_bool(kwargs, "enable_thinking", &enable, &x->error) ||
@@ -317,6 +318,16 @@ static bool read_logprobs(struct exchange *x, const json_t *body, struct generat
     return true;
 }
 
+/* The form of tools before there were tools; ignoring it would lose calls. */
+static bool refuse_functions(struct exchange *x, const json_t *body)
+{
+    const char *const old[] = {"functions", "function_call"};
+    for (size_t i = 0; i < 2; i++)
+        if (field_get(body, old[i]))
+            return api_fail(&x->error, old[i], "unsupported_parameter", "%s is not supported; use tools and tool_choice", old[i]);
+    return true;
+}
+
 static bool read_modalities(struct exchange *x, const json_t *body)
 {
     const json_t *list = field_get(body, "modalities");
@@ -334,7 +345,8 @@ static bool read_chat(struct exchange *x, const json_t *body, struct generation_
 
     a->is_chat = true;
     if (!generation_read(x, body, a) || !field_int(body, "max_completion_tokens", 1, 1e18, &a->n_max, &x->error) ||
-        !read_logprobs(x, body, a) || !read_tools(x, body, a) || !read_format(x, body, a) || !read_modalities(x, body))
+        !read_logprobs(x, body, a) || !read_tools(x, body, a) || !read_format(x, body, a) || !read_modalities(x, body) ||
+        !refuse_functions(x, body))
         return false;
     const bool ok = serve_encode_chat(x, body, &prompt);
     a->prompt[0] = prompt.ids;

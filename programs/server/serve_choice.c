@@ -107,6 +107,25 @@ static void say_first(struct choice *c)
     send_choice(c, "delta", json_pack("{s:s, s:s}", "role", "assistant", "content", ""), json_null());
 }
 
+static void put_content(struct choice *c, const char *text, size_t n);
+
+/* The prompt's text in front of a completion. Stop strings are not looked for in it. */
+static void say_echo(struct choice *c)
+{
+    const struct generation *g = c->generation;
+    const struct nib_ids    *prompt = &g->args.prompt[c->index / g->args.n];
+    struct nib_text          text = {0};
+
+    if (!g->args.echo || c->said_first)
+        return;
+    c->said_first = true;
+    if (nib_tokenizer_decode(g->exchange->serve->tokenizer, prompt->id, prompt->n, true, &text, NULL) != NIB_OK)
+        c->content.failed = true;
+    else
+        put_content(c, text.data, text.n);
+    nib_text_free(&text);
+}
+
 static void add_delta(struct choice *c, json_t *delta)
 {
     if (!c->generation->args.streams) {
@@ -185,6 +204,17 @@ static void begin_call(struct choice *c, const struct nib_chat_event *e)
                            "function", "function", "name", text_of(&call->name), "arguments", ""));
 }
 
+/* Under the name, or the names, that the clients of this server look for. */
+static json_t *add_reasoning(const struct choice *c, json_t *to, const char *text, size_t n)
+{
+    const int32_t names = c->generation->exchange->serve->settings->reasoning_field;
+    if (names != REASONING_SHORT)
+        json_object_set_new(to, "reasoning_content", json_stringn(text, n));
+    if (names != REASONING_CONTENT)
+        json_object_set_new(to, "reasoning", json_stringn(text, n));
+    return to;
+}
+
 static void on_event(void *user, const struct nib_chat_event *e)
 {
     struct choice *c = user;
@@ -193,7 +223,7 @@ static void on_event(void *user, const struct nib_chat_event *e)
     switch (e->kind) {
     case NIB_CHAT_REASONING:
         buffer_add(&c->reasoning, e->text, e->n);
-        add_delta(c, json_pack("{s:o}", "reasoning_content", json_stringn(e->text, e->n)));
+        add_delta(c, add_reasoning(c, json_object(), e->text, e->n));
         break;
     case NIB_CHAT_CONTENT:
         filter_content(c, e->text, e->n);
@@ -289,6 +319,7 @@ bool choice_token(struct choice *c, const struct nib_drawn_token *t)
     bool                special = false;
     const char         *bytes = nib_tokenizer_bytes(s->tokenizer, t->id, &n, &special);
 
+    say_echo(c);
     c->n_tokens++;
     if (c->parser && nib_chat_parser_in_reasoning(c->parser))
         c->n_reasoning++;
@@ -381,6 +412,8 @@ void choice_end(struct choice *c, const struct nib_request_result *r)
     struct generation *g = c->generation;
     c->result = *r;
     c->ended = true;
+    if (r->status == NIB_OK)
+        say_echo(c);
     const bool by_length = r->status == NIB_OK && r->reason == NIB_STOP_LENGTH;
     flush(c, by_length ? NIB_CHAT_END_LENGTH : NIB_CHAT_END_STOP);
     c->finish = by_length ? NIB_CHAT_FINISH_LENGTH : NIB_CHAT_FINISH_STOP;
@@ -429,7 +462,7 @@ static json_t *message_of(struct choice *c)
     }
     json_object_set_new(m, "content", content);
     if (c->generation->args.thinking || c->reasoning.n > 0)
-        json_object_set_new(m, "reasoning_content", text_of(&c->reasoning));
+        (void)add_reasoning(c, m, c->reasoning.data ? c->reasoning.data : "", c->reasoning.n);
     if (json_array_size(calls) > 0)
         json_object_set(m, "tool_calls", calls);
     json_object_set_new(m, "refusal", json_null());

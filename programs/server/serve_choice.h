@@ -23,7 +23,8 @@ struct choice {
     int32_t                  *ids; /* [n_ids] drawn, stop ids left out; only where there are tools */
     size_t                    n_ids, ids_capacity;
     int32_t                   n_tokens, n_reasoning;
-    bool                      said_first, stopped, ended, calls_ended_turn;
+    bool                      said_first; /* a chat's role, a completion's echo */
+    bool                      stopped, ended, calls_ended_turn;
     size_t                    n_forced_done; /* tokens of a forced call so far */
     uint64_t                  forced_out[2]; /* of args.forced: those that differ from what came, by bits */
     bool                      forcing, forced;

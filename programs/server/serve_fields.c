@@ -34,6 +34,10 @@ char *api_error_text(const struct api_error *e)
     }
     json_t *o = json_pack("{s:{s:o, s:s, s:o, s:s}}", "error", "message", message, "type", e->type, "param",
                           e->param[0] ? json_string(e->param) : json_null(), "code", e->code);
+    if (e->n_ctx > 0) {
+        json_object_set_new(json_object_get(o, "error"), "n_prompt_tokens", json_integer(e->n_prompt));
+        json_object_set_new(json_object_get(o, "error"), "n_ctx", json_integer(e->n_ctx));
+    }
     char *text = json_dumps(o, JSON_COMPACT);
     json_decref(o);
     return text;

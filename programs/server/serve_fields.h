@@ -12,6 +12,7 @@ struct api_error {
     int         status; /* 0: none */
     const char *type, *code;
     char        param[64]; /* "" for null */
+    int64_t     n_prompt, n_ctx; /* of a prompt that is too long; n_ctx 0: not told */
     char        message[600];
 };
 

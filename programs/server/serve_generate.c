@@ -179,11 +179,21 @@ static void on_end(void *user, const struct nib_request_result *r)
 
 /* ---- Start ---- */
 
-static bool submit_failed(struct exchange *x, enum nib_status status, const struct nib_error *err)
+enum { PAGE_TOKENS = 128 };
+
+/* What fits the context but not the memory for it will never fit. */
+static bool submit_failed(struct exchange *x, const struct generation *g, enum nib_status status, const struct nib_error *err)
 {
+    struct nib_server_stats stats;
+    nib_server_get_stats(x->serve->engine, &stats);
+    bool too_long = false;
+    for (size_t i = 0; i < g->args.n_prompts; i++)
+        too_long |= g->args.prompt[i].n > (size_t)stats.n_pages * PAGE_TOKENS;
     (void)api_fail(&x->error, NULL, "invalid_value", "%s", err->text);
     if (status == NIB_E_STATE) {
         x->error = (struct api_error){.status = 503, .type = "unavailable_error", .code = "shutting_down"};
+    } else if (status == NIB_E_LIMIT && too_long) {
+        x->error = (struct api_error){.status = 400, .type = "invalid_request_error", .code = "context_length_exceeded"};
     } else if (status == NIB_E_LIMIT) {
         x->error = (struct api_error){.status = 429, .type = "rate_limit_error", .code = "queue_full"};
     } else if (status == NIB_E_MEMORY) {
@@ -196,10 +206,14 @@ static bool submit_failed(struct exchange *x, enum nib_status status, const stru
 static bool check_lengths(struct exchange *x, const struct generation_args *a)
 {
     for (size_t i = 0; i < a->n_prompts; i++)
-        if (a->prompt[i].n >= (size_t)x->serve->n_ctx)
-            return api_fail(&x->error, a->is_chat ? "messages" : "prompt", "context_length_exceeded",
-                            "the prompt has %zu tokens, which leaves no room in the context of %d tokens", a->prompt[i].n,
-                            (int)x->serve->n_ctx);
+        if (a->prompt[i].n >= (size_t)x->serve->n_ctx) {
+            (void)api_fail(&x->error, a->is_chat ? "messages" : "prompt", "context_length_exceeded",
+                           "the prompt has %zu tokens, which leaves no room in the context of %d tokens", a->prompt[i].n,
+                           (int)x->serve->n_ctx);
+            x->error.n_prompt = (int64_t)a->prompt[i].n;
+            x->error.n_ctx = x->serve->n_ctx;
+            return false;
+        }
     return true;
 }
 
@@ -287,7 +301,7 @@ bool generation_start(struct exchange *x, struct generation_args *a)
         x->streams = false;
         g->args.streams = false;
         g->failed = true;
-        (void)submit_failed(x, status, &err);
+        (void)submit_failed(x, g, status, &err);
     }
     (void)pthread_mutex_unlock(&x->lock);
     exchange_watch(x);

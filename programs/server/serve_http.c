@@ -32,6 +32,8 @@ static const struct route routes[] = {
     {"/models", "GET", serve_models, false, false, false},
     {"/v1/chat/completions", "POST", serve_chat, false, true, false},
     {"/chat/completions", "POST", serve_chat, false, true, false},
+    {"/beta/chat/completions", "POST", serve_chat, false, true, false},
+    {"/beta/completions", "POST", serve_completions, false, true, false},
     {"/v1/completions", "POST", serve_completions, false, true, false},
     {"/completions", "POST", serve_completions, false, true, false},
     {"/tokenize", "POST", serve_tokenize, false, false, false},

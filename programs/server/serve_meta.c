@@ -16,7 +16,7 @@ bool serve_check_model(struct exchange *x, const json_t *body, const char **name
     *name = x->serve->name;
     if (!field_string(body, "model", name, &x->error))
         return false;
-    if (strcmp(*name, x->serve->name) == 0)
+    if (strcmp(*name, x->serve->name) == 0 || x->serve->settings->any_model)
         return true;
     for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
         if (strcmp(*name, aliases[i]) == 0)

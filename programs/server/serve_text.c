@@ -58,6 +58,28 @@ static bool add_prompt(struct exchange *x, const json_t *v, bool add_bos, struct
     return read_ids(x, "prompt", v, ids);
 }
 
+/* Text between two texts, in the form of earlier releases, whose tokens this one still has. */
+static bool add_gap(struct exchange *x, const json_t *prompt, const json_t *suffix, bool add_bos, struct generation_args *a)
+{
+    static const char *const marks[] = {"<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"};
+    struct buffer text = {0};
+
+    if (!json_is_string(prompt) || !json_is_string(suffix))
+        return api_fail(&x->error, "suffix", "invalid_value", "prompt and suffix must both be strings");
+    for (size_t i = 0; i < 3; i++)
+        if (nib_tokenizer_find(x->serve->tokenizer, marks[i]) < 0)
+            return api_fail(&x->error, "suffix", "unsupported_parameter", "suffix: the model's vocabulary has no %s", marks[i]);
+    buffer_text(&text, marks[0]);
+    buffer_add(&text, json_string_value(prompt), json_string_length(prompt));
+    buffer_text(&text, marks[1]);
+    buffer_add(&text, json_string_value(suffix), json_string_length(suffix));
+    buffer_text(&text, marks[2]);
+    a->n_prompts = 1;
+    const bool ok = !text.failed && encode_text(x, "prompt", text.data, text.n, add_bos, true, &a->prompt[0]);
+    buffer_free(&text);
+    return ok || (!x->error.status && generation_no_memory(x));
+}
+
 static bool read_prompts(struct exchange *x, const json_t *body, struct generation_args *a)
 {
     const json_t *prompt = field_get(body, "prompt");
@@ -67,6 +89,8 @@ static bool read_prompts(struct exchange *x, const json_t *body, struct generati
         return false;
     if (!prompt)
         return api_fail(&x->error, "prompt", "missing_required_parameter", "prompt is missing; wanted a string or ids");
+    if (field_get(body, "suffix"))
+        return add_gap(x, prompt, field_get(body, "suffix"), add_bos, a);
     const bool many = json_is_array(prompt) && json_array_size(prompt) > 0 && !json_is_real(json_array_get(prompt, 0));
     for (size_t i = 0; many && i < json_array_size(prompt); i++)
         if (!add_prompt(x, json_array_get(prompt, i), add_bos, a))
@@ -80,13 +104,14 @@ static bool read_completion(struct exchange *x, const json_t *body, struct gener
 
     if (!generation_read(x, body, a) || !field_int(body, "logprobs", 0, 20, &n_top, &x->error))
         return false;
-    if (field_get(body, "suffix"))
-        return api_fail(&x->error, "suffix", "unsupported_parameter", "suffix is not supported");
-    if (!field_bool(body, "echo", &a->echo, &x->error))
+    int32_t best_of = a->n;
+    if (!field_bool(body, "echo", &a->echo, &x->error) || !field_int(body, "best_of", 1, N_CHOICES_MAX, &best_of, &x->error))
         return false;
-    if (a->echo)
-        return api_fail(&x->error, "echo", "unsupported_parameter", "echo is not supported");
+    if (best_of != a->n)
+        return api_fail(&x->error, "best_of", "unsupported_parameter", "best_of is supported only where it equals n");
     a->want_logprobs = n_top >= 0;
+    if (a->echo && a->want_logprobs)
+        return api_fail(&x->error, "echo", "unsupported_parameter", "echo together with logprobs is not supported");
     a->n_top = n_top > 0 ? n_top : 0;
     if (!a->has_max)
         a->n_max = 16;

@@ -129,6 +129,31 @@ static void test_hits(void **state)
     free(b);
 }
 
+/* B96: conversations that take turns do not drive each other out while there is room: from the second turn on only what is new is read. */
+static void test_interleaved(void **state)
+{
+    (void)state;
+    enum { N = 3, N_TURNS = 3 };
+    struct serving r = server_open(2, 16, 0, 512);
+    struct job *jobs = calloc(N, sizeof *jobs);
+    for (int i = 0; i < N; i++) {
+        nib_sampling_init(&jobs[i].sampling);
+        jobs[i].n_max = 4;
+        random_ids(jobs[i].prompt, 140 * N_TURNS);
+    }
+    for (int turn = 1; turn <= N_TURNS; turn++)
+        for (int i = 0; i < N; i++) {
+            const int32_t n_before = jobs[i].n_prompt;
+            jobs[i].n_prompt = 140 * turn;
+            job_submit(r.server, &jobs[i]);
+            job_wait(&jobs[i]);
+            assert_int_equal(jobs[i].result.n_cached, n_before / 128 * 128);
+        }
+    jobs_check_alone(&jobs[N - 1], 1);
+    server_close(&r);
+    free(jobs);
+}
+
 /* Many of one prompt at once: one reads it, the others wait for that. */
 static void test_same_prompt_at_once(void **state)
 {
@@ -345,6 +370,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pool_full), cmocka_unit_test(test_neighbours),          
         cmocka_unit_test(test_too_long),            cmocka_unit_test(test_hits),
+        cmocka_unit_test(test_interleaved),
         cmocka_unit_test(test_same_prompt_at_once), cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_edits),               cmocka_unit_test(test_top_and_drain),
         cmocka_unit_test(test_close_while_busy),    cmocka_unit_test(test_time_limits),

@@ -65,6 +65,8 @@ static void test_wrong_values(void **state)
         {QUESTION ",\"thinking\":{\"type\":\"maybe\"}", 400, "thinking", "invalid_value"},
         {PLAIN ",\"continue_final_message\":true,\"add_generation_prompt\":true", 400, "continue_final_message", "invalid_value"},
         {PLAIN ",\"model\":\"gpt-4\"", 404, "model", "model_not_found"}, {PLAIN ",\"model\":7", 400, "model", "invalid_value"},
+        {PLAIN ",\"functions\":[{\"name\":\"f\"}]", 400, "functions", "unsupported_parameter"},
+        {PLAIN ",\"function_call\":\"auto\"", 400, "function_call", "unsupported_parameter"},
         {"\"model\":null", 400, "messages", "missing_required_parameter"}, {"\"messages\":[]", 400, "messages", "invalid_value"},
         {"\"messages\":\"x\"", 400, "messages", "invalid_value"},
         {"\"messages\":[{\"role\":\"wizard\",\"content\":\"x\"}]", 400, "messages", "invalid_value"},
@@ -82,6 +84,33 @@ static void test_wrong_values(void **state)
             fail_msg("%s: param '%s' code '%s'", cases[i].fields, text_at(v, "error.param"), text_at(v, "error.code"));
         assert_string_equal(text_at(v, "error.type"), "invalid_request_error");
         assert_true(strlen(text_at(v, "error.message")) > 10);
+        json_decref(v);
+    }
+    check_alive();
+}
+
+static void test_wrong_completions(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *fields, *param, *code;
+    } cases[] = {
+        {"\"max_tokens\":3", "prompt", "missing_required_parameter"}, {"\"prompt\":{}", "prompt", "invalid_value"},
+        {"\"prompt\":[]", "prompt", "invalid_value"}, {"\"prompt\":[-1]", "prompt", "invalid_value"},
+        {"\"prompt\":[5,\"x\"]", "prompt", "invalid_value"}, {"\"prompt\":[[5],[999999]]", "prompt", "invalid_value"},
+        {"\"prompt\":\"x\",\"best_of\":2", "best_of", "unsupported_parameter"}, {"\"prompt\":\"x\",\"echo\":1", "echo", "invalid_value"},
+        {"\"prompt\":\"x\",\"echo\":true,\"logprobs\":1", "echo", "unsupported_parameter"},
+        {"\"prompt\":\"x\",\"echo\":true,\"max_tokens\":0", "max_tokens", "invalid_value"},
+        {"\"prompt\":[1,2],\"suffix\":\"x\"", "suffix", "invalid_value"}, {"\"prompt\":\"x\",\"logprobs\":21", "logprobs", "invalid_value"},
+        {"\"prompt\":\"x\",\"min_p\":1.5", "min_p", "invalid_value"}, {"\"prompt\":\"x\",\"repetition_penalty\":0", "repetition_penalty", "invalid_value"},
+        {"\"prompt\":\"x\",\"stop_token_ids\":[-1]", "stop_token_ids", "invalid_value"},
+    };
+    char body[512];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        (void)snprintf(body, sizeof body, "{%s}", cases[i].fields);
+        json_t *v = rig_post(&g, "/v1/completions", body, 400);
+        if (strcmp(text_at(v, "error.param"), cases[i].param) != 0 || strcmp(text_at(v, "error.code"), cases[i].code) != 0)
+            fail_msg("%s: param '%s' code '%s'", cases[i].fields, text_at(v, "error.param"), text_at(v, "error.code"));
         json_decref(v);
     }
     check_alive();
@@ -149,7 +178,7 @@ static void test_paths(void **state)
         {"GET", "/health", 200}, {"GET", "/v1/health", 200}, {"POST", "/ping", 200}, {"GET", "/version", 200}, {"GET", "/", 200},
         {"GET", "/v1/models", 200}, {"GET", "/v1/models/", 200}, {"GET", "/v1/models/tiny-v4", 200}, {"GET", "/v1/models/other", 404},
         {"GET", "/v1/nothing", 404}, {"GET", "/v1/embeddings", 404}, {"GET", "/v1/chat/completions", 405}, {"POST", "/v1/models", 405},
-        {"DELETE", "/health", 405}, {"OPTIONS", "/v1/models", 405}, {"GET", "/metrics", 200}, {"HEAD", "/health", 200},
+        {"DELETE", "/health", 405}, {"OPTIONS", "/v1/models", 405}, {"GET", "/metrics", 200}, {"GET", "/beta/completions", 405}, {"HEAD", "/health", 200},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         if (strcmp(cases[i].method, "HEAD") == 0)
@@ -179,6 +208,8 @@ static void test_too_long(void **state)
     json_t *v = rig_post(&g, CHAT, body, 400);
     assert_string_equal(text_at(v, "error.code"), "context_length_exceeded");
     assert_non_null(strstr(text_at(v, "error.message"), "1024"));
+    assert_int_equal(json_integer_value(at(v, "error.n_ctx")), 1024);
+    assert_true(json_integer_value(at(v, "error.n_prompt_tokens")) > 3000);
     json_decref(v);
     free(body);
 }
@@ -200,7 +231,7 @@ static int stop(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wrong_values), cmocka_unit_test(test_odd_values), cmocka_unit_test(test_broken_bodies),
+        cmocka_unit_test(test_wrong_values), cmocka_unit_test(test_wrong_completions), cmocka_unit_test(test_odd_values), cmocka_unit_test(test_broken_bodies),
         cmocka_unit_test(test_paths), cmocka_unit_test(test_too_long),
     };
     if (argc < 2)

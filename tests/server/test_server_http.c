@@ -288,6 +288,31 @@ static void test_completions_and_tokens(void **state)
     json_decref(v);
 }
 
+/* What is in front of an answer: the prompt itself, whole and streamed, and the two sides of a gap. */
+static void test_echo_and_suffix(void **state)
+{
+    (void)state;
+    static const char prompt[] = "Once upon a time";
+    json_t *plain = rig_post(&g, "/v1/completions", "{\"prompt\":\"Once upon a time\",\"max_tokens\":5,\"temperature\":0,\"stop\":\"upon\"}", 200);
+    json_t *v = rig_post(&g, "/v1/completions", "{\"prompt\":\"Once upon a time\",\"max_tokens\":5,\"temperature\":0,\"stop\":\"upon\","
+                                                "\"echo\":true}", 200);
+    const char *text = text_at(v, "choices.0.text");
+    assert_memory_equal(text, prompt, sizeof prompt - 1);
+    assert_string_equal(text + sizeof prompt - 1, text_at(plain, "choices.0.text"));
+    struct reply r = rig_request(&g, "POST", "/v1/completions", "",
+                                 "{\"prompt\":\"Once upon a time\",\"max_tokens\":5,\"temperature\":0,\"echo\":true,\"stream\":true}");
+    assert_int_equal(r.status, 200);
+    assert_non_null(strstr(r.body, "\"text\":\"Once upon a time\""));
+    reply_free(&r);
+    json_decref(v);
+    json_decref(plain);
+    v = rig_post(&g, "/beta/completions", "{\"prompt\":\"ab\",\"suffix\":\"cd\",\"max_tokens\":1}", 200);
+    json_t *same = rig_post(&g, "/tokenize", "{\"prompt\":\"<｜fim▁begin｜>ab<｜fim▁hole｜>cd<｜fim▁end｜>\"}", 200);
+    assert_int_equal(json_integer_value(at(v, "usage.prompt_tokens")), json_integer_value(at(same, "count")));
+    json_decref(same);
+    json_decref(v);
+}
+
 /* The same long prompt again is not read again. */
 static void test_cached_tokens(void **state)
 {
@@ -396,7 +421,7 @@ static void test_disconnect(void **state)
 static void test_keys(void **state)
 {
     (void)state;
-    const char *arguments[] = {"--api-key", "sesame", "--cors", "http://a.example", "--max-body-mb", "1", "--ctx", "256", "--log-level", "quiet", NULL};
+    const char *arguments[] = {"--any-model", "--default-effort", "none", "--reasoning-field", "both", "--api-key", "sesame", "--cors", "http://a.example", "--max-body-mb", "1", "--ctx", "256", "--log-level", "quiet", NULL};
     struct rig own = rig_start(g_program, arguments);
     struct reply r = rig_request(&own, "GET", "/v1/models", "", NULL);
     assert_int_equal(r.status, 401);
@@ -412,6 +437,20 @@ static void test_keys(void **state)
         r = rig_request(&own, "GET", "/v1/models", cases[i].header, NULL);
         assert_int_equal(r.status, cases[i].status);
         assert_non_null(strstr(r.headers, "Access-Control-Allow-Origin: http://a.example"));
+        reply_free(&r);
+    }
+    /* Any model, no thinking unless it is asked for, and both names for it then. */
+    static const char *const thinks[] = {"", ",\"reasoning_effort\":\"low\""};
+    for (int i = 0; i < 2; i++) {
+        char body[512];
+        (void)snprintf(body, sizeof body, "{" QUESTION ",\"model\":\"gpt-4\",\"max_tokens\":40%s}", thinks[i]);
+        r = rig_request(&own, "POST", CHAT, "x-api-key: sesame\r\n", body);
+        assert_int_equal(r.status, 200);
+        json_t *v = json_loads(r.body, 0, NULL);
+        assert_string_equal(text_at(v, "model"), "gpt-4");
+        assert_int_equal(at(v, "choices.0.message.reasoning") != NULL, i);
+        assert_string_equal(text_at(v, "choices.0.message.reasoning"), text_at(v, "choices.0.message.reasoning_content"));
+        json_decref(v);
         reply_free(&r);
     }
     r = rig_request(&own, "OPTIONS", "/v1/models", "Access-Control-Request-Headers: x-a\r\n", NULL);
@@ -464,7 +503,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_answer), cmocka_unit_test(test_stream_equals_whole), cmocka_unit_test(test_tools),
         cmocka_unit_test(test_replay), cmocka_unit_test(test_thinking_switches), cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_choices), cmocka_unit_test(test_completions_and_tokens),
-        cmocka_unit_test(test_cached_tokens), cmocka_unit_test(test_manners), cmocka_unit_test(test_disconnect),
+        cmocka_unit_test(test_cached_tokens), cmocka_unit_test(test_echo_and_suffix), cmocka_unit_test(test_manners), cmocka_unit_test(test_disconnect),
         cmocka_unit_test(test_keys), cmocka_unit_test(test_drain),
     };
     if (argc < 2)
