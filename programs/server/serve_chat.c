@@ -10,6 +10,7 @@
 
 struct switches {
     bool            thinking;
+    bool            off_by_default; /* then an effort turns it on */
     enum nib_effort effort;
 };
 
@@ -30,6 +31,7 @@ static bool read_effort(struct exchange *x, const char *key, const char *word, s
     }
     for (size_t i = 0; i < sizeof efforts / sizeof efforts[0]; i++)
         if (strcmp(word, efforts[i].word) == 0) {
+            w->thinking = w->thinking || w->off_by_default;
             w->effort = x->serve->profile == NIB_CHAT_PREVIEW ? efforts[i].preview : efforts[i].ga;
             return true;
         }
@@ -60,7 +62,8 @@ static bool read_thinking_field(struct exchange *x, const json_t *body, struct s
 static bool read_switches(struct exchange *x, const json_t *body, struct nib_chat_options *o)
 {
     const enum nib_effort usual = (enum nib_effort)x->serve->settings->default_effort;
-    struct switches w = {.thinking = usual != NIB_EFFORT_NONE, .effort = usual != NIB_EFFORT_NONE ? usual : NIB_EFFORT_HIGH};
+    struct switches w = {.thinking = usual != NIB_EFFORT_NONE, .off_by_default = usual == NIB_EFFORT_NONE,
+                         .effort = usual != NIB_EFFORT_NONE ? usual : NIB_EFFORT_HIGH};
     const json_t   *kwargs = field_get(body, "chat_template_kwargs");
     const char     *model = json_string_value(field_get(body, "model")), *inner = NULL, *effort = NULL;
     bool            thinking = false, enable = false;
@@ -68,7 +71,7 @@ static bool read_switches(struct exchange *x, const json_t *body, struct nib_cha
     if (kwargs && !json_is_object(kwargs))
         return api_fail(&x->error, "chat_template_kwargs", "invalid_value", "chat_template_kwargs must be an object");
     if (model && (strcmp(model, "deepseek-chat") == 0 || strcmp(model, "deepseek-reasoner") == 0))
-        w.thinking = strcmp(model, "deepseek-reasoner") == 0;
+        w = (struct switches){.thinking = strcmp(model, "deepseek-reasoner") == 0, .effort = w.effort};
     if (!field_string(kwargs, "reasoning_effort", &inner, &x->error) || (inner && !read_effort(x, "reasoning_effort", inner, &w)) ||
         !field_string(body, "reasoning_effort", &effort, &x->error) || (effort && !read_effort(x, "reasoning_effort", effort, &w)) ||
         !field_bool(kwargs, "thinking", &thinking, &x->error) || !field_bool(kwargs, "enable_thinking", &enable, &x->error) ||

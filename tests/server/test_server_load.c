@@ -19,11 +19,14 @@
 
 #include "server_rig.h"
 
-enum { N_KINDS = 12, N_STREAMS = 16, N_GAPS_MAX = 1 << 20 };
+enum { N_KINDS = 12, N_GAPS_MAX = 1 << 20 };
 
 static const char *g_program;
 static struct rig  g;
 static double      g_seconds = 20;
+/* The long run has more streams, and goes on until that many connections were dropped and that many requests answered on eight others. */
+static int         g_n_streams = 16;
+static long        g_n_dropped_min, g_n_steady_min;
 
 /* Requests and what they are answered alone. */
 static int    g_n_kinds = N_KINDS; /* in use */
@@ -66,7 +69,7 @@ static void make_bodies(void)
     }
 }
 
-static atomic_long g_wrong, g_answers, g_dropped, g_tokens_done, g_n_gaps;
+static atomic_long g_wrong, g_answers, g_dropped, g_steady, g_tokens_done, g_n_gaps;
 static float       g_gap[N_GAPS_MAX];
 
 static void send_request(int fd, const char *body)
@@ -129,7 +132,7 @@ static void *dropping_client(void *user)
 {
     unsigned     state = (unsigned)(uintptr_t)user;
     const double end = now() + g_seconds;
-    while (now() < end) {
+    while (now() < end || atomic_load(&g_dropped) < g_n_dropped_min) {
         int fd = rig_connect(&g);
         send_request(fd, random_of(&state) % 2 ? g_body[random_of(&state) % (unsigned)g_n_kinds] : g_stream_body[random_of(&state) % (unsigned)g_n_kinds]);
         (void)nanosleep(&(struct timespec){.tv_nsec = (long)(random_of(&state) % 300) * 1000000L}, NULL);
@@ -146,7 +149,7 @@ static void *steady_client(void *user)
     unsigned     state = (unsigned)(uintptr_t)user;
     const double end = now() + g_seconds;
     int          fd = rig_connect(&g);
-    while (now() < end) {
+    while (now() < end || atomic_load(&g_steady) < g_n_steady_min) {
         const int    k = (int)(random_of(&state) % (unsigned)g_n_kinds);
         struct reply r;
         send_request(fd, g_body[k]);
@@ -154,6 +157,7 @@ static void *steady_client(void *user)
         json_t    *v = ok ? json_loads(r.body, 0, NULL) : NULL;
         atomic_fetch_add(&g_wrong, strcmp(text_at(v, "choices.0.text"), g_text[k]) != 0);
         atomic_fetch_add(&g_answers, 1);
+        atomic_fetch_add(&g_steady, 1);
         atomic_fetch_add(&g_tokens_done, g_tokens[k]);
         json_decref(v);
         reply_free(&r);
@@ -170,7 +174,7 @@ static int compare_floats(const void *a, const void *b)
 
 static void run_clients(int n_streams, int n_dropping, int n_steady)
 {
-    pthread_t thread[64];
+    pthread_t thread[128];
     int       n = 0;
     for (int i = 0; i < n_streams; i++)
         (void)pthread_create(&thread[n++], NULL, stream_client, (void *)(uintptr_t)(100 + i));
@@ -188,14 +192,15 @@ static void test_storm(void **state)
     (void)state;
     double resident = 0;
     for (int round = 0; round < 2; round++) {
-        run_clients(N_STREAMS, 4, 8);
+        run_clients(g_n_streams, 4, 8);
         for (int i = 0; i < 100 && rig_metric(&g, "vllm:num_requests_running") > 0; i++)
             (void)nanosleep(&(struct timespec){.tv_nsec = 50000000L}, NULL);
         if (round == 0)
             resident = rig_metric(&g, "process_resident_memory_bytes");
     }
     const double growth = rig_metric(&g, "process_resident_memory_bytes") - resident;
-    print_message("%ld answers, %ld dropped, %.1f MiB of growth\n", atomic_load(&g_answers), atomic_load(&g_dropped), growth / 0x1p20);
+    print_message("%ld answers, %ld of them on eight connections, %ld dropped, %.1f MiB of growth\n", atomic_load(&g_answers),
+                  atomic_load(&g_steady), atomic_load(&g_dropped), growth / 0x1p20);
     assert_int_equal(atomic_load(&g_wrong), 0);
     assert_true(atomic_load(&g_answers) > 10);
     assert_true(rig_metric(&g, "vllm:num_requests_running") <= 0);
@@ -270,5 +275,10 @@ int main(int argc, char **argv)
     g_program = argv[1];
     if (seconds)
         g_seconds = strtod(seconds, NULL);
+    if (g_seconds >= 100) {
+        g_n_streams = 64;
+        g_n_dropped_min = 500;
+        g_n_steady_min = 2000;
+    }
     return cmocka_run_group_tests(tests, start, stop);
 }
