@@ -212,7 +212,7 @@ bool cli_parse(const struct cli_syntax *s, int argc, char **argv, int *exit_code
         if (*exit_code != CLI_OK)
             return false;
     }
-    if (s->operand && !*s->operand) {
+    if (s->operand && !*s->operand && !s->operand_optional) {
         *exit_code = cli_usage("%s: %s is missing; see nibble help %s", s->command, s->operand_name, s->command);
         return false;
     }

@@ -41,6 +41,7 @@ struct cli_syntax {
     int                     n_groups;
     const char            **operand; /* where the one operand goes; NULL if the command takes none */
     const char             *operand_name;
+    bool                    operand_optional;
 };
 
 /* Parse argv[1..]. True: go on. False: help was printed, the line completed (complete.h), or a mistake reported;

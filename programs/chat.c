@@ -55,11 +55,10 @@ static bool reset(struct chat *c, const char *argument)
 static bool think(struct chat *c, const char *argument)
 {
     /* "on" is the least there is: what the prompt rules have where no effort is given. */
-    static const char *const words[] = {"off", "low", "high", "max"};
-    int32_t                  found = strcmp(argument, "on") == 0 ? NIB_EFFORT_LOW : -1;
+    int32_t found = strcmp(argument, "on") == 0 ? NIB_EFFORT_LOW : -1;
 
-    for (int32_t i = 0; i < (int32_t)(sizeof words / sizeof words[0]); i++)
-        if (strcmp(argument, words[i]) == 0)
+    for (int32_t i = 0; prompt_think_names[i]; i++)
+        if (strcmp(argument, prompt_think_names[i]) == 0)
             found = i;
     if (*argument && found < 0) {
         (void)cli_fail("/think: '%s' is not known; wanted off, on, low, high or max", argument);
@@ -68,7 +67,8 @@ static bool think(struct chat *c, const char *argument)
     if (*argument)
         c->rules.think = found;
     const bool least = c->rules.profile == NIB_CHAT_PREVIEW && c->rules.think == NIB_EFFORT_LOW;
-    (void)printf("Thinking: %s%s.\n", words[c->rules.think], least ? " (for this model the same as high)" : "");
+    (void)printf("Thinking: %s%s.\n", prompt_think_names[c->rules.think],
+                 least ? " (for this model the same as high)" : "");
     return true;
 }
 

@@ -17,9 +17,6 @@
 #define FORMAT  "nibble chat"
 #define VERSION 1
 
-static const char *const think_names[] = {"off", "low", "high", "max"};
-enum { N_THINK = sizeof think_names / sizeof think_names[0] };
-
 /* ---- Reading ---- */
 
 /* NULL if these are the messages of a conversation, as chat_turn.c makes them; else what is wrong with message
@@ -78,8 +75,8 @@ static int32_t think_of(const json_t *root)
 {
     const char *name = json_string_value(json_object_get(root, "think"));
 
-    for (int32_t i = 0; name && i < N_THINK; i++)
-        if (strcmp(name, think_names[i]) == 0)
+    for (int32_t i = 0; name && prompt_think_names[i]; i++)
+        if (strcmp(name, prompt_think_names[i]) == 0)
             return i;
     return -1;
 }
@@ -180,7 +177,7 @@ bool chat_save(const struct chat *c, const char *path)
         json_decref(root);
     }
     json_t *root = json_pack("{s:s, s:i, s:s, s:O}", "format", FORMAT, "version", VERSION, "think",
-                             think_names[c->rules.think], "messages", c->messages);
+                             prompt_think_names[c->rules.think], "messages", c->messages);
     errno = 0;
     const bool ok = root && write_file(path, root);
     if (!ok)

@@ -15,6 +15,7 @@ struct cli_command {
 int cmd_run(int argc, char **argv);
 int cmd_logits(int argc, char **argv);
 int cmd_score(int argc, char **argv);
+int cmd_tokenize(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_quantize(int argc, char **argv);
 int cmd_bench(int argc, char **argv);

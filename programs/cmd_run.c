@@ -240,11 +240,9 @@ static int run(struct session *s, struct run_options *o, bool chat)
 
 int cmd_run(int argc, char **argv)
 {
-    static const char *const think_names[] = {"off", "low", "high", "max", NULL};
-    static const char *const profile_names[] = {"auto", "ga", "preview", NULL};
-    struct run_options       o = {0};
-    struct session           s;
-    int                      code;
+    struct run_options o = {0};
+    struct session     s;
+    int                code;
 
     cli_engine_options_init(&o.engine);
     nib_sampling_init(&o.sampling);
@@ -256,11 +254,11 @@ int cmd_run(int argc, char **argv)
         {.name = "--system", .kind = CLI_KIND_TEXT, .value = &o.prompt.system, .metavar = "TEXT",
          .help = "a system message before it"},
         {.name = "--think", .kind = CLI_KIND_CHOICE, .value = &o.prompt.think, .given = &o.prompt.think_given,
-         .choices = think_names, .help = "let the model reason first; off"},
+         .choices = prompt_think_names, .help = "let the model reason first; off"},
         {.name = "--tools", .kind = CLI_KIND_TEXT, .value = &o.prompt.tools, .metavar = "FILE",
          .help = "functions that the model may call, a JSON array as in OpenAI's requests"},
         {.name = "--chat-profile", .kind = CLI_KIND_CHOICE, .value = &o.prompt.profile,
-         .given = &o.prompt.profile_given, .choices = profile_names,
+         .given = &o.prompt.profile_given, .choices = prompt_profile_names,
          .help = "which release's prompt rules; auto: from the checkpoint folder"},
         {.name = "--raw", .kind = CLI_KIND_FLAG, .value = &o.prompt.raw,
          .help = "the prompt is the whole text as the model sees it: no chat form, control tokens\n"

@@ -171,6 +171,21 @@ static bool parse_ids(const char *what, char *text, int32_t vocab, int32_t *ids,
     return false;
 }
 
+bool input_text_ids(const char *what, char *text, size_t n_bytes, int32_t vocab, int32_t **out, int32_t *n)
+{
+    /* Every id but the last takes a digit and a separator. */
+    *out = n_bytes / 2 < INT32_MAX ? malloc((n_bytes / 2 + 1) * sizeof **out) : NULL;
+    if (!*out) {
+        (void)cli_fail_memory();
+        return false;
+    }
+    if (parse_ids(what, text, vocab, *out, n))
+        return true;
+    free(*out);
+    *out = NULL;
+    return false;
+}
+
 int input_ids(const char *what, const char *list_or_path, int32_t vocab, int32_t **out, int32_t *n)
 {
     bool   list = is_list(list_or_path);
@@ -187,16 +202,8 @@ int input_ids(const char *what, const char *list_or_path, int32_t vocab, int32_t
     } else if (!input_read_file(what, list_or_path, &text, &n_bytes)) {
         return CLI_FAILED;
     }
-    /* Every id but the last takes a digit and a separator. */
-    *out = n_bytes / 2 < INT32_MAX ? malloc((n_bytes / 2 + 1) * sizeof **out) : NULL;
-    if (!*out)
-        code = cli_fail_memory();
-    else if (!parse_ids(what, text, vocab, *out, n))
+    if (!input_text_ids(what, text, n_bytes, vocab, out, n))
         code = list ? CLI_USAGE : CLI_FAILED;
-    if (code != CLI_OK) {
-        free(*out);
-        *out = NULL;
-    }
     free(text);
     return code;
 }

@@ -19,6 +19,9 @@ size_t input_utf8_valid_bytes(const char *text, size_t n_bytes);
  * Returns an exit code: a wrong list is a usage mistake, a wrong file a failure. */
 int input_ids(const char *what, const char *list_or_path, int32_t vocab, int32_t **out, int32_t *n);
 
+/* The same from a text that is the list; it is changed. `what` names it in the failure. */
+bool input_text_ids(const char *what, char *text, size_t n_bytes, int32_t vocab, int32_t **out, int32_t *n);
+
 /* The same from a JSON array of integers. */
 bool input_json_ids(const char *what, const json_t *array, int32_t vocab, int32_t **out, int32_t *n);
 

@@ -12,6 +12,7 @@ static const struct cli_command commands[] = {
     {"run", "answer a prompt", cmd_run},
     {"logits", "print the logits after given token ids", cmd_logits},
     {"score", "exact match and likelihood on a file of prompts, perplexity on a text", cmd_score},
+    {"tokenize", "text or a conversation to token ids, and back", cmd_tokenize},
     {"inspect", "show what a checkpoint holds and the memory it needs", cmd_inspect},
     {"quantize", "write a checkpoint again in NVFP4", cmd_quantize},
     {"bench", "how fast steps are, and how near the machine's limits; or a server", cmd_bench},

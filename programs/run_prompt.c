@@ -8,6 +8,9 @@
 #include "cli.h"
 #include "input.h"
 
+const char *const prompt_think_names[] = {"off", "low", "high", "max", NULL};
+const char *const prompt_profile_names[] = {"auto", "ga", "preview", NULL};
+
 int prompt_check(const struct prompt_options *o, bool chat)
 {
     const char *chat_only = o->system          ? "--system"
@@ -142,7 +145,8 @@ int prompt_render(const struct session *s, const struct prompt_rules *r, const c
     options.profile = r->profile;
     options.thinking = r->think > 0;
     options.effort = (enum nib_effort)r->think;
-    options.add_generation_prompt = true;
+    options.add_generation_prompt = !r->as_reference;
+    options.drop_thinking = !r->keep_thinking;
     enum nib_status status = nib_chat_encode(&options, messages, tools, NULL, text, &err);
     if (status != NIB_OK)
         return session_fail(status, &err);

@@ -16,6 +16,9 @@ struct prompt_options {
     bool        think_given, profile_given, raw, allow_control;
 };
 
+/* Values of --think and --chat-profile; NULL-terminated. */
+extern const char *const prompt_think_names[], *const prompt_profile_names[];
+
 /* Report options that do not go together; `chat`: no prompt is needed. Returns an exit code, as all of these do. */
 int prompt_check(const struct prompt_options *o, bool chat);
 
@@ -36,6 +39,8 @@ struct prompt_rules {
     enum nib_chat_profile profile;
     int32_t               think; /* as in prompt_options */
     bool                  allow_control;
+    bool                  as_reference;  /* no turn is opened where the releases' own encoder opens none */
+    bool                  keep_thinking; /* reasoning of earlier turns too */
 };
 int prompt_render(const struct session *s, const struct prompt_rules *r, const char *messages, const char *tools,
                   struct nib_prompt *text, struct nib_ids *ids);

@@ -51,10 +51,8 @@ static bool find_bundled(char *dir, size_t dir_bytes)
     return has_config(dir);
 }
 
-int session_open(struct session *s, const struct cli_engine_options *options)
+int session_find(struct session *s, const struct cli_engine_options *options)
 {
-    struct nib_error err = {0};
-
     *s = (struct session){.options = options, .dir = options->model, .bundled = !options->model};
     if (s->bundled) {
         if (!find_bundled(s->dir_buffer, sizeof s->dir_buffer))
@@ -62,6 +60,16 @@ int session_open(struct session *s, const struct cli_engine_options *options)
                             NIB_MODEL_IN_SOURCE);
         s->dir = s->dir_buffer;
     }
+    return CLI_OK;
+}
+
+int session_open(struct session *s, const struct cli_engine_options *options)
+{
+    struct nib_error err = {0};
+    int              code = session_find(s, options);
+
+    if (code != CLI_OK)
+        return code;
     enum nib_status status = nib_model_open(s->dir, &s->model, &err);
     if (status != NIB_OK)
         return session_fail(status, &err);

@@ -28,6 +28,9 @@ struct session {
 /* Report a library error; returns CLI_FAILED. */
 int session_fail(enum nib_status status, const struct nib_error *err);
 
+/* Find the checkpoint's folder, the bundled one where none is named, and nothing more. As session_open otherwise. */
+int session_find(struct session *s, const struct cli_engine_options *options);
+
 /* Find and open the checkpoint. *s is initialised whatever happens; session_close ends it. The options must outlive
  * it. Returns an exit code, as the next three do. */
 int session_open(struct session *s, const struct cli_engine_options *options);
