@@ -37,7 +37,8 @@ static const char *in_dir(const char *name)
 
 /* ---- Talking ---- */
 
-/* Options, separated by single spaces, after run --temp 0 --threads 1: on a busy machine two threads wait for each other. */
+/* Options, separated by single spaces, after run --temp 0 --threads 1: on a busy machine two threads wait for each
+ * other. */
 static void start_on(struct terminal *t, const char *type, bool no_color, int n_columns, const char *options)
 {
     static char copy[512];

@@ -82,12 +82,12 @@ static json_t *output(void)
     return o;
 }
 
-/* Call for every step-th line of a golden file; for all with NIB_TEST_LONG. Reading the tokenizer takes a third of a
- * second. */
+/* Call for every step-th line of a golden file; for eight times as many with NIB_TEST_LONG. Reading the tokenizer takes a third
+ * of a second each time. */
 static void each_line(const char *path, int step, void (*check)(const json_t *row))
 {
     if (getenv("NIB_TEST_LONG"))
-        step = 1;
+        step = (step + 7) / 8;
     static char line[1 << 18];
     FILE       *f = fopen(path, "r");
     int         i = 0, n_checked = 0;
