@@ -104,7 +104,10 @@ static bool read_seed(struct exchange *x, const json_t *body, struct generation_
             return api_fail(&x->error, "seed", "invalid_value", "seed must be a whole number of 64 bits");
         }
         given = v != -1;
-        a->sampling.seed = v < 0 ? (uint64_t)strtoll(text, NULL, 10) : strtoull(text, NULL, 10);
+        if (strpbrk(text, ".eE")) /* 1e3 is a whole number too */
+            a->sampling.seed = v < 0 ? (uint64_t)(int64_t)v : (uint64_t)v;
+        else
+            a->sampling.seed = v < 0 ? (uint64_t)strtoll(text, NULL, 10) : strtoull(text, NULL, 10);
         free(text);
     }
     if (!given)

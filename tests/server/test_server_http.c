@@ -264,6 +264,26 @@ static void test_choices(void **state)
     }
 }
 
+/* One number in several spellings is one seed. */
+static void test_seed_spellings(void **state)
+{
+    (void)state;
+    static const char *const seeds[] = {"1000", "1e3", "1000.0", "10.0E+2", "1"};
+    json_t *first = NULL;
+    char body[512];
+    for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++) {
+        (void)snprintf(body, sizeof body, "{\"messages\":[{\"role\":\"user\",\"content\":\"Say a word.\"}],\"seed\":%s,\"max_tokens\":12,"
+                                          "\"temperature\":2,\"reasoning_effort\":\"none\"}", seeds[i]);
+        json_t *v = rig_post(&g, CHAT, body, 200);
+        if (!first)
+            first = json_incref(v);
+        if (json_equal(at(v, "choices"), at(first, "choices")) != (i + 1 < sizeof seeds / sizeof seeds[0]))
+            fail_msg("seed %s and 1000", seeds[i]);
+        json_decref(v);
+    }
+    json_decref(first);
+}
+
 static void test_completions_and_tokens(void **state)
 {
     (void)state;
@@ -502,7 +522,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_answer), cmocka_unit_test(test_stream_equals_whole), cmocka_unit_test(test_tools),
         cmocka_unit_test(test_replay), cmocka_unit_test(test_thinking_switches), cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_choices), cmocka_unit_test(test_completions_and_tokens),
+        cmocka_unit_test(test_choices), cmocka_unit_test(test_seed_spellings), cmocka_unit_test(test_completions_and_tokens),
         cmocka_unit_test(test_cached_tokens), cmocka_unit_test(test_echo_and_suffix), cmocka_unit_test(test_manners), cmocka_unit_test(test_disconnect),
         cmocka_unit_test(test_keys), cmocka_unit_test(test_drain),
     };
