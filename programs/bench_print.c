@@ -13,7 +13,7 @@ static double tokens_per_s(const struct bench_row *r)
 /* Of single ops the phase is "op"; those of a prompt's step say so in front of their names. */
 static const char *op_name(char out[64], const struct bench_row *r)
 {
-    (void)snprintf(out, 64, "%s%s", r->phase == BENCH_PREFILL ? "prefill/" : "", r->op ? r->op : "");
+    (void)snprintf(out, 64, "%s%s", r->op && r->phase == BENCH_PREFILL ? "prefill/" : "", r->op ? r->op : "");
     return out;
 }
 

@@ -54,6 +54,7 @@ awk -F, '
     !($10 > 0 && $10 <= 1) { print "share: " $0 }
     !($6 > 0) { print "speed: " $0 }
     $9 != "bytes" && $9 != "ops" { print "limit: " $0 }
+    $1 != "op" && $3 != "" { print "not an op: " $0 }
     $1 == "op" && $3 !~ /^[a-z]/ { print "op: " $0 }
     { step = ($1 == "prefill" || $3 ~ /^prefill\// ? "prefill" : "decode") " " $4 " " $5 }
     $1 == "op" { bytes[step] += $7; ops[step] += $8; next }
