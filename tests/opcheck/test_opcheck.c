@@ -1,7 +1,8 @@
 /* The op checker's program: runs every check on fresh seeds and sums up.
  *
- *   test_opcheck [--seed N] [--op NAME] [--n N]
+ *   test_opcheck [--seed N] [--op NAME] [--n N] [--backend NAME]
  *
+ * With --backend only that one is held to ref, in one variant.
  * A failure prints op, variant, shape, seed and the worst element; the same --seed (and --n) makes the same cases. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,7 +80,7 @@ static int run_check(int which, uint64_t seed, int32_t n_cases, int64_t *n_check
 int main(int argc, char **argv)
 {
     uint64_t    seed = (uint64_t)time(NULL) * 1000 + (uint64_t)clock() % 1000;
-    const char *op = NULL;
+    const char *op = NULL, *backend = NULL;
     int32_t     n_cases = 0;
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--seed") == 0)
@@ -88,15 +89,17 @@ int main(int argc, char **argv)
             op = argv[i + 1];
         else if (strcmp(argv[i], "--n") == 0)
             n_cases = (int32_t)strtol(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--backend") == 0)
+            backend = argv[i + 1];
         else
             argc = 0;
     }
     if (argc % 2 == 0) {
-        fprintf(stderr, "usage: test_opcheck [--seed N] [--op NAME] [--n N]\n");
+        fprintf(stderr, "usage: test_opcheck [--seed N] [--op NAME] [--n N] [--backend NAME]\n");
         return 2;
     }
     printf("opcheck: --seed %llu\n", (unsigned long long)seed);
-    if (!tables_are_complete() || !oc_open())
+    if (!tables_are_complete() || !oc_open(backend))
         return 1;
     int64_t n_checks = 0;
     int     n_failed = 0, n_ops = 0;

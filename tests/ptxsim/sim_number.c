@@ -105,6 +105,8 @@ uint64_t px_encode_float(uint8_t type, double v, enum px_round how, bool finite)
     if (type == PX_UE8M0) {
         if (a < ldexp(1, -127))
             return 0;
+        if (isinf(a))
+            return 254;
         int    e;
         double m = frexp(a, &e); /* a = 2m * 2^(e-1) */
         uint64_t k = (uint64_t)(e - 1 + 127) + (m > 0.5 && (how == PX_UP || (how == PX_TO_NEAREST && m >= 0.75)));

@@ -103,7 +103,7 @@ void px_race_write(struct px_warp *w, struct px_cta *c, uint32_t offset, uint32_
         cell->actor = (uint16_t)w->actor;
         cell->clock = now;
         cell->lane = (uint8_t)lane;
-        cell->atomic = atomic;
+        cell->atomic = atomic && !(same && !cell->atomic); /* a plain write before, by the same lane, stays one */
         cell->read_bytes &= (uint8_t)~bits;
     }
 }

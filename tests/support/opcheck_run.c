@@ -44,10 +44,16 @@ static bool open_variant(const struct nib_backend_api *api, int32_t n_threads, u
     return true;
 }
 
-bool oc_open(void)
+bool oc_open(const char *backend)
 {
     if (!open_variant(&nib_backend_ref, 1, ~0u))
         return false;
+    if (backend) {
+        const struct nib_backend_api *api = nib_backend_find(backend);
+        if (!api)
+            fprintf(stderr, "opcheck: no backend named '%s'\n", backend);
+        return api && open_variant(api, 1, ~0u);
+    }
     for (const struct nib_backend_api *const *api = nib_backends(); *api; api++) {
         if (*api == &nib_backend_ref)
             continue;
