@@ -10,9 +10,10 @@ plan='linear nib_sm100a_linear_one 96 256
 linear nib_sm100a_linear_pair 96 256
 norm nib_sm100a_norm 64 512
 swiglu nib_sm100a_swiglu 64 256
-pack nib_sm100a_pack_scales 32 0'
+pack nib_sm100a_pack_scales 32 0
+groups nib_sm100a_groups 40 1024'
 
-for file in linear norm swiglu pack; do
+for file in linear norm swiglu pack groups; do
     set --
     for target in $targets; do
         set -- "$@" -gencode "arch=compute_$target,code=sm_$target"

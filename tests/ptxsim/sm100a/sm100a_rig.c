@@ -83,12 +83,12 @@ static double ue4m3(uint32_t code)
     return code < 8 ? ldexp(code, -9) : ldexp(8 + (double)(code & 7), (int)(code >> 3) - 10);
 }
 
-static void randomise(struct rig_product *r, uint8_t *codes, uint8_t *scales, int32_t rows)
+static void randomise(struct rig_product *r, uint8_t *codes, uint8_t *scales, int64_t rows)
 {
     int32_t n_in = r->p.n_in;
-    for (int64_t i = 0; i < (int64_t)rows * n_in / 2; i++)
+    for (int64_t i = 0; i < rows * n_in / 2; i++)
         codes[i] = (uint8_t)rig_next(&r->seed);
-    for (int64_t i = 0; i < (int64_t)rows * (n_in / 16); i++) {
+    for (int64_t i = 0; i < rows * (n_in / 16); i++) {
         uint32_t v = rig_next(&r->seed);
         scales[i] = (uint8_t)(0x28 + v % 0x30);
         if (r->hostile) /* every scale there is: zero, subnormals, the largest */
@@ -114,44 +114,113 @@ static uint8_t *arranged(const uint8_t *scales, int32_t rows, int32_t n_in, bool
     return out;
 }
 
-static void fill(struct rig_product *r)
+/* With experts: where each one's rows stand, and the groups that the kernel makes of the counts. */
+static void place_experts(struct rig_product *r)
+{
+    struct px_machine            *m = r->machine;
+    int32_t                       n_ctas = r->p.n_ctas, tile = 128 * n_ctas, total = 0, n = 0;
+    struct nib_sm100a_groups_args a = {.n_experts = r->p.n_experts, .tile_rows = nib_sm100a_tile_rows(n_ctas)};
+    for (int32_t e = 0; e < r->p.n_experts; e++)
+        total += r->count[e];
+    int32_t most = nib_sm100a_groups_most(total, r->p.n_experts, n_ctas);
+    a.count = rig_alloc(m, (size_t)r->p.n_experts * 4, r->count);
+    a.groups = rig_alloc(m, (size_t)(most + 1) * sizeof *a.groups, NULL);
+    a.n_groups = rig_alloc(m, 4, NULL);
+    a.first = rig_alloc(m, (size_t)r->p.n_experts * 4, NULL);
+    const void      *params[1] = {&a};
+    struct px_launch l = {.grid = {1, 1, 1}, .block = {256, 1, 1}, .params = params};
+    if (!px_run(m, rig_module("groups_sm100a"), "nib_sm100a_groups", &l))
+        fail_msg("%s", px_error(m));
+    r->p.n_rows = (most > 0 ? most : 1) * tile;
+    r->expert_of = malloc((size_t)r->p.n_rows * sizeof *r->expert_of);
+    r->alphas = malloc((size_t)r->p.n_experts * sizeof *r->alphas);
+    assert_true(r->expert_of && r->alphas);
+    for (int32_t t = 0; t < r->p.n_rows; t++)
+        r->expert_of[t] = -1;
+    for (int32_t e = 0; e < r->p.n_experts; e++) {
+        r->alphas[e] = 1e-3f * (float)(e + 1);
+        assert_int_equal(a.first[e], n * tile);
+        for (int32_t i = 0; i < r->count[e]; i++)
+            r->expert_of[n * tile + i] = e;
+        for (int32_t left = r->count[e]; left > 0; left -= tile, n++) {
+            assert_int_equal(a.groups[n].expert, e);
+            assert_int_equal(a.groups[n].n_rows, left < tile ? left : tile);
+        }
+    }
+    assert_int_equal(*a.n_groups, n);
+    assert_true(n <= most);
+    r->p.groups = a.groups;
+    r->p.n_groups = a.n_groups;
+    r->p.alphas = rig_alloc(m, (size_t)r->p.n_experts * 4, r->alphas);
+}
+
+static void fill_rows(struct rig_product *r)
 {
     struct px_machine *m = r->machine;
-    int32_t            n = r->p.n_rows, o = r->p.n_out, n_in = r->p.n_in;
-    size_t             xb = (size_t)n * (size_t)n_in / 2, wb = (size_t)o * (size_t)n_in / 2, bytes;
-    r->x_codes = malloc(xb);
-    r->w_codes = malloc(wb);
-    r->x_scales = malloc(xb / 8);
-    r->w_scales = malloc(wb / 8);
-    r->row_scale = malloc((size_t)n * sizeof *r->row_scale);
-    assert_true(r->x_codes && r->w_codes && r->x_scales && r->w_scales && r->row_scale);
+    int32_t            n = r->p.n_rows, n_in = r->p.n_in;
+    size_t             bytes, half = (size_t)n_in / 2;
     randomise(r, r->x_codes, r->x_scales, n);
-    randomise(r, r->w_codes, r->w_scales, o);
     for (int32_t t = 0; t < n; t++) {
         r->row_scale[t] =
             ldexpf(1.0f + (float)(rig_next(&r->seed) % 1000) / 1000.0f, (int)(rig_next(&r->seed) % 16) - 12);
         if (r->hostile) /* beyond what the product of both scales may be in fp32 */
             r->row_scale[t] = t % 7 == 3 ? NAN : t % 7 == 4 ? 1e37f : t % 7 == 5 ? 1e-38f : r->row_scale[t];
+        if (r->expert_of && r->expert_of[t] < 0) {
+            r->row_scale[t] = NAN;
+            memset(r->x_scales + (size_t)t * half / 8, 0x7f, half / 8);
+        }
     }
     r->p.x_stride = (n_in / 2 + 63) / 64 * 64;
     uint8_t *rows = calloc((size_t)n, (size_t)r->p.x_stride);
     assert_non_null(rows);
     for (int32_t t = 0; t < n; t++)
-        memcpy(rows + t * r->p.x_stride, r->x_codes + (size_t)t * (size_t)n_in / 2, (size_t)n_in / 2);
+        memcpy(rows + t * r->p.x_stride, r->x_codes + (size_t)t * half, half);
     r->p.x_codes = rig_alloc(m, (size_t)n * (size_t)r->p.x_stride, rows);
-    r->p.w_codes = rig_alloc(m, wb, r->w_codes);
     free(rows);
     uint8_t *s = arranged(r->x_scales, n, n_in, r->linear_scales, &bytes);
     r->p.x_scales = rig_alloc(m, bytes, s);
     free(s);
-    s = arranged(r->w_scales, o, n_in, r->linear_scales, &bytes);
-    r->p.w_scales = rig_alloc(m, bytes, s);
-    free(s);
     r->p.row_scale = rig_alloc(m, (size_t)n * sizeof *r->row_scale, r->row_scale);
+}
+
+static void fill_weights(struct rig_product *r, int32_t n_stack)
+{
+    int32_t  o = r->p.n_out, n_in = r->p.n_in;
+    size_t   one = (size_t)o * (size_t)n_in / 2, bytes;
+    uint8_t *stack = NULL;
+    randomise(r, r->w_codes, r->w_scales, (int64_t)n_stack * o);
+    r->p.w_codes = rig_alloc(r->machine, (size_t)n_stack * one, r->w_codes);
+    for (int32_t e = 0; e < n_stack; e++) {
+        uint8_t *s = arranged(r->w_scales + (size_t)e * one / 8, o, n_in, r->linear_scales, &bytes);
+        stack = stack ? stack : malloc(bytes * (size_t)n_stack);
+        assert_non_null(stack);
+        memcpy(stack + (size_t)e * bytes, s, bytes);
+        free(s);
+    }
+    r->p.w_scales = rig_alloc(r->machine, bytes * (size_t)n_stack, stack);
+    free(stack);
+}
+
+static void fill(struct rig_product *r)
+{
+    int32_t n_stack = r->p.n_experts ? r->p.n_experts : 1;
+    if (r->p.n_experts)
+        place_experts(r);
+    size_t xb = (size_t)r->p.n_rows * (size_t)r->p.n_in / 2,
+           wb = (size_t)n_stack * (size_t)r->p.n_out * (size_t)r->p.n_in / 2;
+    r->x_codes = malloc(xb);
+    r->w_codes = malloc(wb);
+    r->x_scales = malloc(xb / 8);
+    r->w_scales = malloc(wb / 8);
+    r->row_scale = malloc((size_t)r->p.n_rows * sizeof *r->row_scale);
+    assert_true(r->x_codes && r->w_codes && r->x_scales && r->w_scales && r->row_scale);
+    fill_rows(r);
+    fill_weights(r, n_stack);
     if (r->p.y_stride == 0)
-        r->p.y_stride = o;
-    r->p.y = rig_alloc(m, (size_t)n * (size_t)r->p.y_stride * (r->p.y_f32 ? 4 : 2), NULL);
-    memset(r->p.y, 0xff, (size_t)n * (size_t)r->p.y_stride * (r->p.y_f32 ? 4 : 2));
+        r->p.y_stride = r->p.n_out;
+    size_t bytes = (size_t)r->p.n_rows * (size_t)r->p.y_stride * (r->p.y_f32 ? 4 : 2);
+    r->p.y = rig_alloc(r->machine, bytes, NULL);
+    memset(r->p.y, 0xff, bytes);
 }
 
 bool rig_product_run(struct rig_product *r)
@@ -182,18 +251,23 @@ bool rig_product_right(const struct rig_product *r, char *text, size_t bytes)
     double  dot = 0, yy = 0, ww = 0;
     for (int32_t t = 0; t < r->p.n_rows; t++)
         for (int32_t o = 0; o < r->p.n_out; o++) {
-            double sum = 0, most = 0;
+            double  sum = 0, most = 0;
+            int32_t e = r->expert_of ? r->expert_of[t] : 0;
+            if (e < 0)
+                continue;
+            int64_t w_row = (int64_t)e * r->p.n_out + o;
             for (int32_t b = 0; b < n_blocks; b++) {
                 double part = 0;
                 for (int32_t k = b * 16; k < b * 16 + 16; k++) {
-                    int64_t ix = ((int64_t)t * n_in + k) / 2, iw = ((int64_t)o * n_in + k) / 2;
+                    int64_t ix = ((int64_t)t * n_in + k) / 2, iw = (w_row * n_in + k) / 2;
                     part += e2m1(r->x_codes[ix] >> k % 2 * 4 & 15u) * e2m1(r->w_codes[iw] >> k % 2 * 4 & 15u);
                 }
-                part *= ue4m3(r->x_scales[(int64_t)t * n_blocks + b]) * ue4m3(r->w_scales[(int64_t)o * n_blocks + b]);
+                part *= ue4m3(r->x_scales[(int64_t)t * n_blocks + b]) * ue4m3(r->w_scales[w_row * n_blocks + b]);
                 sum += part;
                 most += fabs(part);
             }
-            double scale = (double)r->row_scale[t] * (double)r->p.alpha, want = sum * scale;
+            double scale = (double)r->row_scale[t] * (double)(r->alphas ? r->alphas[e] : r->p.alpha),
+                   want = sum * scale;
             int64_t at = t * r->p.y_stride + o;
             double got = r->p.y_f32 ? (double)((float *)r->p.y)[at] : (double)rig_from_bf16(((uint16_t *)r->p.y)[at]);
             if (isnan(want)) {
@@ -230,10 +304,11 @@ void rig_product_check(const struct rig_product *r)
     char text[256];
     if (!rig_product_right(r, text, sizeof text))
         fail_msg("%s", text);
-    /* Between rows nothing is written. */
+    /* Behind rows, and in rows that only fill tiles, nothing is written. */
     size_t each = r->p.y_f32 ? 4 : 2;
     for (int32_t t = 0; t < r->p.n_rows; t++)
-        for (size_t b = (size_t)r->p.n_out * each; b < (size_t)r->p.y_stride * each; b++)
+        for (size_t b = r->expert_of && r->expert_of[t] < 0 ? 0 : (size_t)r->p.n_out * each;
+             b < (size_t)r->p.y_stride * each; b++)
             assert_int_equal(((const uint8_t *)r->p.y)[(size_t)(t * r->p.y_stride) * each + b], 0xff);
 }
 
@@ -244,6 +319,8 @@ void rig_product_free(struct rig_product *r)
     free(r->x_scales);
     free(r->w_scales);
     free(r->row_scale);
+    free(r->alphas);
+    free(r->expert_of);
     px_machine_free(r->machine);
     r->machine = NULL;
 }

@@ -35,11 +35,13 @@ struct rig_product {
     struct px_config          config;
     struct px_module         *module;  /* NULL: linear_sm100a */
     uint64_t                  seed;
+    const int32_t            *count;   /* rows of each of p.n_experts; n_rows follows from them */
     bool                      linear_scales; /* arranged wrongly: row by row */
     bool                      hostile; /* extreme scales, zero blocks, a NaN row */
     struct px_machine        *machine;
     uint8_t                  *x_codes, *w_codes, *x_scales, *w_scales; /* host copies; scales [rows][n_in / 16] */
-    float                    *row_scale;
+    float                    *row_scale, *alphas;
+    int32_t                  *expert_of; /* [n_rows] -1: a row that only fills a tile */
     struct nib_sm100a_launch  launch;
     char                      error[1024];
     struct px_stats           stats;

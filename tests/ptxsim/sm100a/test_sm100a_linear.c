@@ -38,6 +38,28 @@ static void two_blocks(void **state)
     one(140, 210, 544, 2, 2, true, true, (struct px_config){.seed = 6}); /* a tile that begins inside a band */
 }
 
+static void one_grouped(const int32_t *count, int32_t n_experts, int32_t n_out, int32_t n_in, int32_t n_ctas,
+                        uint64_t seed)
+{
+    struct rig_product r = {.p = {.n_out = n_out, .n_in = n_in, .y_f32 = seed % 2, .n_ctas = n_ctas, .n_sms = 2,
+                                  .n_experts = n_experts},
+                            .count = count, .config = {.seed = seed}, .seed = seed};
+    if (!rig_product_run(&r))
+        fail_msg("%d experts, %d blocks, seed %d: %s", n_experts, n_ctas, (int)seed, r.error);
+    rig_product_check(&r);
+    rig_product_free(&r);
+}
+
+static void experts(void **state)
+{
+    (void)state;
+    static const int32_t some[5] = {0, 1, 130, 0, 17}, none[3] = {0, 0, 0}, last[300] = {[299] = 5};
+    one_grouped(some, 5, 72, 288, 1, 11);
+    one_grouped(some, 5, 200, 288, 2, 12); /* tiles begin inside bands */
+    one_grouped(none, 3, 72, 288, 1, 13);
+    one_grouped(last, 300, 8, 32, 1, 14); /* more experts than the groups kernel has threads */
+}
+
 /* What the ISA leaves open, the other way: sums of groups in fp32, copies behind products. */
 static void open_questions(void **state)
 {
@@ -61,7 +83,7 @@ static void many_schedules(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(one_block), cmocka_unit_test(two_blocks),
-                                       cmocka_unit_test(open_questions)};
+                                       cmocka_unit_test(experts), cmocka_unit_test(open_questions)};
     const struct CMUnitTest longer[] = {cmocka_unit_test(many_schedules)};
     return argc > 1 && strcmp(argv[1], "long") == 0 ? cmocka_run_group_tests(longer, NULL, NULL)
                                                     : cmocka_run_group_tests(tests, NULL, NULL);

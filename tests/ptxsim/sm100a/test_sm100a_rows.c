@@ -113,6 +113,14 @@ static void one_norm(const struct rows *s, uint64_t schedule)
     a.weight = s->normed ? rig_alloc(m, width * 4, weight) : NULL;
     a.plain_stride = s->n_in + 8;
     a.plain = s->plain ? rig_alloc(m, n * (width + 8) * 4, NULL) : NULL;
+    int32_t *order = malloc(n * 4);
+    assert_non_null(order);
+    for (int32_t row = 0; row < s->n; row++)
+        order[row] = s->n - 1 - row;
+    bool turned = schedule == 1 || schedule == 3; /* rows gathered, or put elsewhere: the last becomes the first */
+    a.from = schedule == 1 ? rig_alloc(m, n * 4, order) : NULL;
+    a.to = schedule == 3 ? rig_alloc(m, n * 4, order) : NULL;
+    free(order);
     a.y = rows_for(m, s->n, s->n_in);
     const void      *params[1] = {&a};
     struct px_launch l = {
@@ -120,7 +128,7 @@ static void one_norm(const struct rows *s, uint64_t schedule)
     if (!px_run(m, rig_module("norm_sm100a"), "nib_sm100a_norm", &l))
         fail_msg("%s", px_error(m));
     for (int32_t row = 0; row < s->n; row++)
-        expect_norm(s, row, x + (size_t)row * width, weight, &a);
+        expect_norm(s, row, x + (size_t)(turned ? s->n - 1 - row : row) * width, weight, &a);
     free(x);
     free(weight);
     free(half);

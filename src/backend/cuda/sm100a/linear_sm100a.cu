@@ -45,14 +45,27 @@ struct barriers {
 };
 
 struct place {
-    int32_t row, out; /* of a tile's first element */
+    int32_t row, out;       /* of a tile's first element */
+    int32_t end_row, expert; /* whose weights the rows multiply; 0 without groups */
 };
 
-/* Rows vary fastest: blocks that run together share weights. */
-static __device__ __forceinline__ struct place place_of(const struct nib_sm100a_linear_args &a, int32_t i, int rows,
-                                                        int out)
+/* With groups their number is known on the device only. */
+static __device__ __forceinline__ int32_t row_tiles_of(const struct nib_sm100a_linear_args &a)
 {
-    return {i % a.n_row_tiles * rows, i / a.n_row_tiles * out};
+    return a.groups ? *a.n_groups : a.n_row_tiles;
+}
+
+/* Rows vary fastest: blocks that run together share weights. */
+static __device__ __forceinline__ struct place place_of(const struct nib_sm100a_linear_args &a, int32_t n_row_tiles,
+                                                        int32_t i, int rows, int out)
+{
+    struct place p = {i % n_row_tiles * rows, i / n_row_tiles * out, a.n_rows, 0};
+    if (a.groups) {
+        struct nib_sm100a_group g = a.groups[i % n_row_tiles];
+        p.expert = g.expert;
+        p.end_row = p.row + g.n_rows;
+    }
+    return p;
 }
 
 /* ---- Loading ---- */
@@ -62,9 +75,11 @@ static __device__ __forceinline__ void load_tiles(const struct nib_sm100a_linear
                                                   const struct barriers &bar, uint32_t rank)
 {
     using T = tile<OUT, CTAS, STAGES>;
-    int32_t n_tiles = a.n_row_tiles * a.n_out_tiles, step = (int32_t)gridDim.x / CTAS, used = 0;
+    int32_t n_row_tiles = row_tiles_of(a), n_tiles = n_row_tiles * a.n_out_tiles, step = (int32_t)gridDim.x / CTAS;
+    int32_t used = 0;
     for (int32_t i = (int32_t)blockIdx.x / CTAS; i < n_tiles; i += step) {
-        struct place at = place_of(a, i, kRows * CTAS, OUT);
+        struct place at = place_of(a, n_row_tiles, i, kRows * CTAS, OUT);
+        int32_t      w_row = at.expert * a.n_out + at.out, w_band = at.expert * a.n_bands + at.out / 128;
         for (int32_t k = 0; k < a.n_k_tiles; k++, used++) {
             uint32_t stage = (uint32_t)used % STAGES, to = memory + stage * T::kStage, full = bar.full + 8 * stage;
             nib_mbar_wait(bar.empty + 8 * stage, ((uint32_t)used / STAGES & 1) ^ 1);
@@ -72,20 +87,20 @@ static __device__ __forceinline__ void load_tiles(const struct nib_sm100a_linear
                 nib_mbar_expect(full, T::kStage * CTAS);
             if (CTAS == 1) {
                 nib_tensor_load(to + T::kX, &a.x, k * kRowBytes, at.row, full);
-                nib_tensor_load(to + T::kW, &a.w, k * kRowBytes, at.out, full);
+                nib_tensor_load(to + T::kW, &a.w, k * kRowBytes, w_row, full);
                 nib_tensor_load(to + T::kXScales, &a.x_scales, k * (kBandBytes / 8), at.row / 128, full);
                 for (int b = 0; b < T::kBands; b++)
                     nib_tensor_load(to + T::kWScales + b * kBandBytes, &a.w_scales, k * (kBandBytes / 8),
-                                    at.out / 128 + b, full);
+                                    w_band + b, full);
             } else { /* both count at the even CTA, which issues the products */
                 uint32_t there = nib_map_rank(full, 0);
                 nib_tensor_load_pair(to + T::kX, &a.x, k * kRowBytes, at.row + (int32_t)rank * kRows, there);
-                nib_tensor_load_pair(to + T::kW, &a.w, k * kRowBytes, at.out + (int32_t)rank * T::kOutOfCta, there);
+                nib_tensor_load_pair(to + T::kW, &a.w, k * kRowBytes, w_row + (int32_t)rank * T::kOutOfCta, there);
                 nib_tensor_load_pair(to + T::kXScales, &a.x_scales, k * (kBandBytes / 8), at.row / 128 + (int32_t)rank,
                                      there);
                 for (int b = 0; b < T::kBands; b++)
                     nib_tensor_load_pair(to + T::kWScales + b * kBandBytes, &a.w_scales, k * (kBandBytes / 8),
-                                         at.out / 128 + b, there);
+                                         w_band + b, there);
             }
         }
     }
@@ -102,11 +117,12 @@ static __device__ __forceinline__ void multiply_tiles(const struct nib_sm100a_li
 {
     using T = tile<OUT, CTAS, STAGES>;
     constexpr uint32_t idesc = nib_instruction_nvfp4(kRows * CTAS, OUT);
-    int32_t            n_tiles = a.n_row_tiles * a.n_out_tiles, step = (int32_t)gridDim.x / CTAS, used = 0, n = 0;
+
+    int32_t n_row_tiles = row_tiles_of(a), n_tiles = n_row_tiles * a.n_out_tiles, step = (int32_t)gridDim.x / CTAS;
+    int32_t used = 0, n = 0;
     for (int32_t i = (int32_t)blockIdx.x / CTAS; i < n_tiles; i += step, n++) {
         uint32_t acc = (uint32_t)n % 2, d = tmem + acc * OUT;
-        uint32_t half =
-            (uint32_t)place_of(a, i, kRows * CTAS, OUT).out % 128 / 32; /* columns of the first band that come before */
+        uint32_t half = (uint32_t)(i / n_row_tiles * OUT) % 128 / 32; /* columns of the first band that come before */
         nib_mbar_wait_cluster(bar.free + 8 * acc, ((uint32_t)n / 2 & 1) ^ 1);
         nib_tcgen05_after_sync();
         for (int32_t k = 0; k < a.n_k_tiles; k++, used++) {
@@ -189,15 +205,16 @@ template <int OUT, int CTAS>
 static __device__ __forceinline__ void write_tiles(const struct nib_sm100a_linear_args &a, const struct barriers &bar,
                                                    uint32_t tmem, uint32_t rank, uint32_t warp, uint32_t lane)
 {
-    int32_t n_tiles = a.n_row_tiles * a.n_out_tiles, step = (int32_t)gridDim.x / CTAS, n = 0;
+    int32_t n_row_tiles = row_tiles_of(a), n_tiles = n_row_tiles * a.n_out_tiles, step = (int32_t)gridDim.x / CTAS;
+    int32_t n = 0;
     bool    wide = a.y_stride % 8 == 0 && (uintptr_t)a.y % 16 == 0;
     for (int32_t i = (int32_t)blockIdx.x / CTAS; i < n_tiles; i += step, n++) {
-        struct place at = place_of(a, i, kRows * CTAS, OUT);
+        struct place at = place_of(a, n_row_tiles, i, kRows * CTAS, OUT);
         int64_t      row = at.row + (int64_t)rank * kRows + warp * 32 + lane;
         uint32_t     acc = (uint32_t)n % 2, from = tmem + acc * OUT + (warp * 32 << 16);
         float        f[2] = {0.0f, 0.0f};
-        if (row < a.n_rows)
-            factors_of(a.row_scale[row], a.alpha, f);
+        if (row < at.end_row)
+            factors_of(a.row_scale[row], a.alphas ? a.alphas[at.expert] : a.alpha, f);
         nib_mbar_wait(bar.done + 8 * acc, (uint32_t)n / 2 & 1);
         nib_tcgen05_after_sync();
         for (int c = 0; c < OUT; c += 32) {
@@ -210,7 +227,7 @@ static __device__ __forceinline__ void write_tiles(const struct nib_sm100a_linea
                 if (lane == 0)
                     nib_mbar_arrive_cluster(CTAS == 1 ? bar.free + 8 * acc : nib_map_rank(bar.free + 8 * acc, 0));
             }
-            if (row < a.n_rows && at.out + c < a.n_out)
+            if (row < at.end_row && at.out + c < a.n_out)
                 store32(a, row, at.out + c, r, f, wide);
             __syncwarp();
         }

@@ -26,6 +26,18 @@ int64_t nib_sm100a_scale_offset(int64_t row, int64_t block, int64_t n_in)
     return row / 128 * band + block / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
 }
 
+int32_t nib_sm100a_tile_rows(int32_t n_ctas)
+{
+    return ROWS_OF_CTA * n_ctas;
+}
+
+int32_t nib_sm100a_groups_most(int32_t n_rows, int32_t n_experts, int32_t n_ctas)
+{
+    /* Every expert with rows leaves at most one tile unfilled. */
+    int32_t partial = n_rows < n_experts ? n_rows : n_experts;
+    return n_rows / nib_sm100a_tile_rows(n_ctas) + partial;
+}
+
 static bool encode_codes(nib_sm100a_encode *encode, struct nib_sm100a_map *map, const uint8_t *codes, int64_t rows,
                          int64_t n_in, int64_t stride, uint32_t box_rows)
 {
@@ -62,17 +74,21 @@ bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode
     if (p->n_rows < 1 || p->n_out < 1)
         return refuse(error, error_bytes, "the smaller of n_rows and n_out",
                       p->n_rows < p->n_out ? p->n_rows : p->n_out, "at least 1");
+    if (p->n_experts && (!p->groups || !p->n_groups))
+        return refuse(error, error_bytes, "n_experts", p->n_experts, "groups with it");
     /* A pair shares each tile of weights between its halves: worth it once there are rows for both. */
-    int     n_ctas = p->n_ctas ? p->n_ctas : p->n_rows > ROWS_OF_CTA ? 2 : 1;
+    int     n_ctas = p->n_ctas ? p->n_ctas : p->n_experts == 0 && p->n_rows > ROWS_OF_CTA ? 2 : 1;
+    int64_t n_stack = p->n_experts ? p->n_experts : 1, w_bands = tiles(p->n_out, 128);
     int     out_tile = n_ctas == 2 ? OUT_TILE_PAIR : OUT_TILE_ONE, stages = n_ctas == 2 ? 6 : 5;
     int64_t bands = tiles(out_tile + (out_tile % 128 ? 64 : 0), 128);
     int64_t stage_bytes = 128 * (ROWS_OF_CTA + out_tile / n_ctas) + 2048 * (1 + bands);
 
     memset(args, 0, sizeof *args);
     if (!encode_codes(encode, &args->x, p->x_codes, p->n_rows, p->n_in, p->x_stride, ROWS_OF_CTA) ||
-        !encode_codes(encode, &args->w, p->w_codes, p->n_out, p->n_in, p->n_in / 2, (uint32_t)(out_tile / n_ctas)) ||
+        !encode_codes(encode, &args->w, p->w_codes, n_stack * p->n_out, p->n_in, p->n_in / 2,
+                      (uint32_t)(out_tile / n_ctas)) ||
         !encode_scales(encode, &args->x_scales, p->x_scales, p->n_rows, p->n_in) ||
-        !encode_scales(encode, &args->w_scales, p->w_scales, p->n_out, p->n_in)) {
+        !encode_scales(encode, &args->w_scales, p->w_scales, n_stack * w_bands * 128, p->n_in)) {
         (void)snprintf(error, error_bytes,
                        "sm_100a linear: a tensor map of [%" PRId32 ", %" PRId32 "] x [%" PRId32 "] was refused",
                        p->n_rows, p->n_in, p->n_out);
@@ -86,6 +102,10 @@ bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode
     args->n_rows = p->n_rows;
     args->n_out = p->n_out;
     args->n_k_tiles = (int32_t)tiles(p->n_in, NIB_SM100A_K_TILE);
+    args->groups = p->groups;
+    args->n_groups = p->n_groups;
+    args->alphas = p->alphas;
+    args->n_bands = (int32_t)w_bands;
     args->n_row_tiles = (int32_t)tiles(p->n_rows, ROWS_OF_CTA * n_ctas);
     args->n_out_tiles = (int32_t)tiles(p->n_out, out_tile);
 

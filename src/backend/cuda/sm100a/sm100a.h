@@ -49,6 +49,11 @@ struct nib_sm100a_launch {
 
 /* ---- y = x w^T ---- */
 
+/* Rows of a tile that multiply one expert's weights: the first n_rows of the tile. */
+struct nib_sm100a_group {
+    int32_t expert, n_rows;
+};
+
 /* Passed by value to the kernels. */
 struct nib_sm100a_linear_args {
     struct nib_sm100a_map x, w, x_scales, w_scales;
@@ -58,9 +63,19 @@ struct nib_sm100a_linear_args {
     float                 alpha;
     int32_t               y_f32, n_rows, n_out;
     int32_t               n_k_tiles, n_row_tiles, n_out_tiles;
+    /* For experts, read on the device: tiles of rows and their number; NULL: all rows multiply one matrix. */
+    const struct nib_sm100a_group *groups;
+    const int32_t                 *n_groups;
+    const float                   *alphas;  /* [n_experts]; NULL: alpha */
+    int32_t                        n_bands; /* of 128 outputs in one expert's scales */
 };
 
-/* y[t][o] = row_scale[t] * alpha * sum_k x[t][k] w[o][k]. */
+/* y[t][o] = row_scale[t] * alpha * sum_k x[t][k] w[o][k].
+ *
+ * For experts (n_experts > 0): rows stand in tiles of nib_sm100a_tile_rows(n_ctas), each for one expert, which
+ * nib_sm100a_groups (below) lists; n_rows is the room for them. w and its scales are stacks of n_experts matrices,
+ * each matrix's scales padded by itself. Rows of a tile behind its group's are neither multiplied into others nor
+ * written. */
 struct nib_sm100a_linear {
     int32_t        n_rows, n_out, n_in; /* n_in a multiple of 32 */
     const uint8_t *x_codes, *w_codes;   /* 16-byte aligned; rows of w follow one another, n_in / 2 bytes each */
@@ -72,13 +87,32 @@ struct nib_sm100a_linear {
     int64_t        y_stride;
     bool           y_f32;
     int32_t        n_sms;
-    int32_t        n_ctas; /* 1 or 2 that share a tile; 0: chosen by shape */
+    int32_t        n_ctas; /* 1 or 2 that share a tile; 0: chosen by shape (experts: 1) */
+    int32_t        n_experts;
+    const struct nib_sm100a_group *groups;
+    const int32_t                 *n_groups;
+    const float                   *alphas; /* [n_experts] */
 };
 
 /* False, with a sentence in `error`, for what the kernels do not take. n_rows and n_out of at least 1. */
 bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode *encode,
                             struct nib_sm100a_linear_args *args, struct nib_sm100a_launch *launch, char *error,
                             size_t error_bytes);
+
+/* Rows of a tile. */
+int32_t nib_sm100a_tile_rows(int32_t n_ctas);
+/* Most tiles that n_rows rows of n_experts experts can take. */
+int32_t nib_sm100a_groups_most(int32_t n_rows, int32_t n_experts, int32_t n_ctas);
+
+/* Passed by value to nib_sm100a_groups, one block of 256 threads: from the number of rows of each expert to the
+ * tiles of a grouped product. Experts without rows take none. */
+struct nib_sm100a_groups_args {
+    const int32_t           *count;  /* [n_experts] */
+    struct nib_sm100a_group *groups; /* [nib_sm100a_groups_most()] */
+    int32_t                 *n_groups;
+    int32_t                 *first;  /* [n_experts] first row of each expert in the tiles */
+    int32_t                  n_experts, tile_rows;
+};
 
 /* ---- Activation rows ---- */
 
@@ -103,6 +137,7 @@ struct nib_sm100a_norm_args {
     float                  eps;
     int32_t                n_in; /* a multiple of 16 */
     int32_t                x_f32, plain_f32;
+    const int32_t         *from, *to; /* block b takes row from[b] of x and makes row to[b] of y; NULL: b */
 };
 
 /* Passed by value to nib_sm100a_swiglu: y = silu(min(gate, limit)) * clamp(up, +-limit), without clamps if limit
