@@ -9,7 +9,7 @@
 #include "nibble.h"
 
 static const struct cli_command commands[] = {
-    {"run", "answer a prompt", cmd_run},
+    {"run", "answer a prompt, or hold a conversation", cmd_run},
     {"logits", "print the logits after given token ids", cmd_logits},
     {"score", "exact match and likelihood on a file of prompts, perplexity on a text", cmd_score},
     {"tokenize", "text or a conversation to token ids, and back", cmd_tokenize},

@@ -596,28 +596,51 @@ static void test_no_color(void **state)
 
 /* ---- Tools and settings ---- */
 
+/* Two calls, whose results are asked for one after the other; a conversation that waits for them can be saved and gone
+ * on with. */
 static void test_tools(void **state)
 {
     struct terminal t;
-    char            options[160];
+    char            line[160];
 
     (void)state;
     write_text("tools.json",
-               "[{\"type\": \"function\", \"function\": {\"name\": \"get_weather\", \"description\": \"Weather of "
-               "a city\", \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": {\"type\": "
-               "\"string\"}}, \"required\": [\"city\"]}}}]");
-    (void)snprintf(options, sizeof options, "--tools %s", in_dir("tools.json"));
-    start(&t, options);
-    const struct said call = ask(&t, "What is the weather in Seoul?");
-    has(call.text, "call get_weather");
-    has(call.text, "  city: \"Seoul\"");
+               "[{\"type\": \"function\", \"function\": {\"name\": \"calculate\", \"description\": \"Add two "
+               "numbers\", \"parameters\": {\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"integer\"}, \"b\": "
+               "{\"type\": \"integer\"}}, \"required\": [\"a\", \"b\"]}}}, {\"type\": \"function\", \"function\": "
+               "{\"name\": \"lookup\", \"description\": \"Look up a word\", \"parameters\": {\"type\": \"object\", "
+               "\"properties\": {\"word\": {\"type\": \"string\"}}, \"required\": [\"word\"]}}}]");
+    (void)snprintf(line, sizeof line, "--think low --tools %s", in_dir("tools.json"));
+    start(&t, line);
+    const struct said call = ask(&t, "Use the calculator: 98 and 344. And: Look up the word spider.");
+    has(call.text, "call calculate");
+    has(call.text, "  a: 98\r\n  b: 344\r\n");
+    has(call.text, "call lookup");
+    has(call.text, "  word: \"spider\"\r\n");
     has_not(call.text, "DSML");
-    (void)terminal_wait(&t, "result of get_weather> ");
-    const struct said reply = ask(&t, "{\"temperature\": 27, \"sky\": \"cloudy\"}");
-    has(reply.text, "In Seoul it is 27 degrees, cloudy.");
+    (void)terminal_wait(&t, "result of calculate> ");
+    json_decref(saved(&t, "waiting.json"));
+    keys(&t, "442" ENTER);
+    (void)terminal_wait(&t, "result of lookup> ");
+    keys(&t, "/reset" ENTER);
+    (void)terminal_wait(&t, "A new conversation.");
+    (void)snprintf(line, sizeof line, "/load %s" ENTER, in_dir("waiting.json"));
+    keys(&t, line);
+    (void)terminal_wait(&t, "2 messages.");
+    (void)terminal_wait(&t, "result of calculate> ");
+    keys(&t, "442" ENTER);
+    (void)terminal_wait(&t, "result of lookup> ");
+    const struct said reply = ask(&t, "timber");
+    has(reply.text, "The result is 442. The dictionary says: timber.");
     json_t *messages = saved(&t, "tools-said.json");
-    assert_int_equal(json_array_size(messages), 4);
-    assert_string_equal(json_string_value(json_object_get(json_array_get(messages, 2), "role")), "tool");
+    assert_int_equal(json_array_size(messages), 5);
+    static const char *const results[] = {"442", "timber"}, *const ids[] = {"call_0", "call_1"};
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *m = json_array_get(messages, 2 + i);
+        assert_string_equal(json_string_value(json_object_get(m, "role")), "tool");
+        assert_string_equal(json_string_value(json_object_get(m, "tool_call_id")), ids[i]);
+        assert_string_equal(content(messages, 2 + i), results[i]);
+    }
     json_decref(messages);
     quit(&t);
 }
