@@ -11,9 +11,10 @@ linear nib_sm100a_linear_pair 96 256
 norm nib_sm100a_norm 64 512
 swiglu nib_sm100a_swiglu 64 256
 pack nib_sm100a_pack_scales 32 0
-groups nib_sm100a_groups 40 1024'
+groups nib_sm100a_groups 40 1024
+combine nib_sm100a_combine 40 0'
 
-for file in linear norm swiglu pack groups; do
+for file in linear norm swiglu pack groups combine; do
     set --
     for target in $targets; do
         set -- "$@" -gencode "arch=compute_$target,code=sm_$target"

@@ -140,15 +140,30 @@ struct nib_sm100a_norm_args {
     const int32_t         *from, *to; /* block b takes row from[b] of x and makes row to[b] of y; NULL: b */
 };
 
-/* Passed by value to nib_sm100a_swiglu: y = silu(min(gate, limit)) * clamp(up, +-limit), without clamps if limit
- * is 0. Blocks and shared memory as above. */
+/* Passed by value to nib_sm100a_swiglu: y = silu(min(gate, limit)) * clamp(up, +-limit), without clamps if limit is 0.
+ * Blocks and shared memory as above. */
 struct nib_sm100a_swiglu_args {
     const void            *gate, *up; /* [n_rows][stride] */
     struct nib_sm100a_rows y;
-    int64_t                stride; /* elements */
+    const int32_t         *rows;      /* block b takes and makes row rows[b]; NULL: b */
+    int64_t                stride;    /* elements */
     float                  limit;
     int32_t                n_in; /* a multiple of 16 */
     int32_t                f32;
+};
+
+/* ---- Experts' results ---- */
+
+/* Passed by value to nib_sm100a_combine, blocks of 256 threads, a block a row: y[t] = sum over j of weight[t][j] *
+ * expert_y[place[t][j]], in fp32 and in the order of j, plus shared[t] last. */
+struct nib_sm100a_combine_args {
+    const float   *expert_y; /* [..][expert_stride] */
+    const float   *shared;   /* [n_rows][shared_stride] or NULL */
+    const int32_t *place;    /* [n_rows][top_k] */
+    const float   *weight;   /* [n_rows][top_k] */
+    void          *y;        /* [n_rows][y_stride] */
+    int64_t        expert_stride, shared_stride, y_stride;
+    int32_t        top_k, dim, y_f32;
 };
 
 /* ---- Packing of weights ---- */

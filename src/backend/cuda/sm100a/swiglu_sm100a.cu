@@ -20,7 +20,7 @@ nib_sm100a_swiglu(const __grid_constant__ struct nib_sm100a_swiglu_args a)
     nib_grid_start();
     extern __shared__ __align__(16) float x[];
     __shared__ uint32_t max_buffer[32];
-    int64_t             row = blockIdx.x;
+    int64_t             row = a.rows ? a.rows[blockIdx.x] : blockIdx.x;
     enum nib_dtype      dtype = a.f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16;
     struct nib_mat gate = {(void *)a.gate, dtype, 0, a.n_in, a.stride}, up = {(void *)a.up, dtype, 0, a.n_in, a.stride};
     for (int32_t i = threadIdx.x; i < a.n_in; i += kThreads)
