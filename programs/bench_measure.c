@@ -31,8 +31,8 @@ static void close_setting(struct setting *s)
     free(s->logits);
 }
 
-/* Tokens that differ, logits of each sequence's last row. */
-static int open_setting(struct setting *s, struct nib_engine *e, int32_t vocab, const struct bench_case *c)
+/* Tokens that differ, with `head` logits of each sequence's last row. */
+static int open_setting(struct setting *s, struct nib_engine *e, int32_t vocab, const struct bench_case *c, bool head)
 {
     const size_t     n_seqs = (size_t)c->batch, n_rows = (size_t)c->n_rows;
     const int32_t    rows = c->n_rows / c->batch;
@@ -56,8 +56,8 @@ static int open_setting(struct setting *s, struct nib_engine *e, int32_t vocab, 
         if (status == NIB_OK)
             status = nib_seq_fill_random(s->seq[i], c->n_held, &err);
     }
-    s->batch = (struct nib_batch){.n_rows = c->n_rows, .n_seqs = c->batch, .n_logits = c->batch, .token = s->token,
-                                  .seq_start = s->start, .seq = s->seq, .logits_row = s->wanted};
+    s->batch = (struct nib_batch){.n_rows = c->n_rows, .n_seqs = c->batch, .n_logits = head ? c->batch : 0,
+                                  .token = s->token, .seq_start = s->start, .seq = s->seq, .logits_row = s->wanted};
     return status == NIB_OK ? CLI_OK : session_fail(status, &err);
 }
 
@@ -197,7 +197,7 @@ int bench_measure(const struct bench_options *o, struct nib_engine *e, int32_t v
     struct nib_profile counts;
     struct best        best = {0};
 
-    int code = open_setting(&s, e, vocab, c);
+    int code = open_setting(&s, e, vocab, c, o->part != BENCH_LAYERS);
     if (code == CLI_OK)
         code = step(&s, true, &counts);
     if (code == CLI_OK)
