@@ -105,8 +105,9 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def open(self):
+        self.js("window.before = true")
         self.call("Page.navigate", url=URL + "/")
-        self.until("document.readyState === 'complete' && document.querySelector('#model')?.textContent !== 'nibble'")
+        self.until("!window.before && document.readyState === 'complete' && document.querySelector('#model')?.textContent !== 'nibble'")
 
     def set(self, name, value):
         self.js(f"(e => {{ e.value = {json.dumps(value)}; e.dispatchEvent(new Event('change')); }})(document.getElementById('{name}'))")
@@ -182,7 +183,7 @@ def check_tools(b):
     ask(b, "What is the weather in Rome?")
     assert b.js(last() + ".querySelector('.call b').textContent") == "get_weather"
     assert b.js(last() + ".querySelector('dt').textContent + '=' + " + last() + ".querySelector('dd').textContent") == "city=Rome"
-    assert b.js("document.activeElement.getAttribute('aria-label')") == "Result of get_weather"
+    b.until("document.activeElement.getAttribute('aria-label') === 'Result of get_weather'")
     b.type('{"temperature": 21, "sky": "sunny"}')
     b.picture("tools")
     b.key("Enter")
@@ -227,17 +228,15 @@ def check_keyboard(b):
     """To the settings and back without a mouse, and what was set is there after the page is loaded again."""
     b.js("document.getElementById('text').focus()")
     b.key("Tab")
-    assert b.js("document.activeElement.id") == "send"
+    b.until("document.activeElement.id === 'send'")
     b.js("document.getElementById('new').focus()")
     b.key("Tab")
-    assert b.js("document.activeElement.id") == "settings"
+    b.until("document.activeElement.id === 'settings'")
     b.key("Enter")
-    b.until("document.getElementById('dialog').open")
-    assert b.js("document.activeElement.id") == "system"
+    b.until("document.getElementById('dialog').open && document.activeElement.id === 'system'")
     b.picture("settings")
     b.key("Escape")
-    b.until("!document.getElementById('dialog').open")
-    assert b.js("document.activeElement.id") == "text"
+    b.until("!document.getElementById('dialog').open && document.activeElement.id === 'text'")
     b.js("document.getElementById('text').focus()")
     b.type("one")
     b.key("Enter", modifiers=8)
