@@ -605,10 +605,12 @@ static void test_tools(void **state)
 
     (void)state;
     write_text("tools.json",
-               "[{\"type\": \"function\", \"function\": {\"name\": \"calculate\", \"description\": \"Add two "
-               "numbers\", \"parameters\": {\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"integer\"}, \"b\": "
-               "{\"type\": \"integer\"}}, \"required\": [\"a\", \"b\"]}}}, {\"type\": \"function\", \"function\": "
-               "{\"name\": \"lookup\", \"description\": \"Look up a word\", \"parameters\": {\"type\": \"object\", "
+               "[{\"type\": \"function\", \"function\": {\"name\": \"calculate\", "
+               "\"description\": \"Add two numbers\", \"parameters\": {\"type\": \"object\", "
+               "\"properties\": {\"a\": {\"type\": \"integer\"}, \"b\": {\"type\": \"integer\"}}, "
+               "\"required\": [\"a\", \"b\"]}}}, "
+               "{\"type\": \"function\", \"function\": {\"name\": \"lookup\", "
+               "\"description\": \"Look up a word\", \"parameters\": {\"type\": \"object\", "
                "\"properties\": {\"word\": {\"type\": \"string\"}}, \"required\": [\"word\"]}}}]");
     (void)snprintf(line, sizeof line, "--think low --tools %s", in_dir("tools.json"));
     start(&t, line);
