@@ -28,9 +28,16 @@ string(REPLACE ";" ", " target_names "${NIB_CUDA_TARGETS}")
 target_compile_definitions(nib_backend_cuda PRIVATE NIB_CUDA_TARGET_NAMES="${target_names}" $<$<COMPILE_LANGUAGE:C>:_POSIX_C_SOURCE=200809L _DEFAULT_SOURCE>)
 set_target_properties(nib_backend_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 
+# Hopper's own kernels: their instructions exist for no other target.
 file(GLOB cuda_sm90a CONFIGURE_DEPENDS src/backend/cuda/sm90a/*.cu)
-if(cuda_sm90a AND "sm_90a" IN_LIST NIB_CUDA_TARGETS)
-  target_sources(nib_backend_cuda PRIVATE ${cuda_sm90a})
+if("sm_90a" IN_LIST NIB_CUDA_TARGETS)
+  add_library(nib_backend_cuda_sm90a OBJECT ${cuda_sm90a})
+  target_include_directories(nib_backend_cuda_sm90a PRIVATE include src)
+  target_compile_options(nib_backend_cuda_sm90a PRIVATE
+    "-fmad=false;-Xcompiler=-Wall,-Wextra,-fno-threadsafe-statics,-fno-exceptions;SHELL:-gencode arch=compute_90a,code=sm_90a")
+  set_target_properties(nib_backend_cuda_sm90a PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_compile_definitions(nib_backend_cuda PRIVATE NIB_CUDA_SM90A)
+  list(APPEND NIB_OBJECTS $<TARGET_OBJECTS:nib_backend_cuda_sm90a>)
 endif()
 
 list(APPEND NIB_OBJECTS $<TARGET_OBJECTS:nib_backend_cuda>)

@@ -17,6 +17,9 @@
 #define OC_U   0x1p-24
 #define OC_B16 0x1p-7 /* one step of bf16 at 1: a rounding that falls to the other side */
 
+/* The most rows of an op. */
+#define OC_ROWS_MOST 300
+
 /* ---- Cases (opcheck_case.c) ---- */
 
 struct oc_block;

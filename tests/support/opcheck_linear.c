@@ -159,14 +159,20 @@ void oc_check_linear(struct oc_case *c)
     enum nib_act_format  act = pick_act(c, type);
     struct linear        l = {.n_weights = oc_range(c, 1, 3), .dtype = pick_dtype(c)};
     int32_t              n = oc_chance(c, 0.1) ? oc_range(c, 60, 80) : oc_range(c, 0, 12), n_in = pick_n_in(c, type);
+    /* Prompts: kernels for many rows want whole tiles of weights. */
+    bool many = oc_chance(c, 0.06);
+    if (many) {
+        n = oc_range(c, 97, OC_ROWS_MOST);
+        n_in = 64 * oc_range(c, 1, 12);
+    }
     struct oc_mat        plain = oc_mat_new(c, pick_dtype(c), n, n_in, 1, oc_chance(c, 0.15));
     l.x = oc_act_new(c, &plain, act, true);
     for (int32_t i = 0; i < l.n_weights; i++) {
         /* Beside the first weight, some that take the plain rows. */
         bool                 other = i > 0 && oc_chance(c, 0.4);
         enum nib_weight_type t = other ? NIB_WEIGHT_BF16 : type;
-        l.w[i] =
-            oc_weight_new(c, t, other ? NIB_ACT_PLAIN : act, 1, oc_range(c, 1, oc_chance(c, 0.2) ? 140 : 30), n_in);
+        int32_t              n_out = many ? 16 * oc_range(c, 1, 17) : oc_range(c, 1, oc_chance(c, 0.2) ? 140 : 30);
+        l.w[i] = oc_weight_new(c, t, other ? NIB_ACT_PLAIN : act, 1, n_out, n_in);
         check_weight_bytes(c, l.w[i]);
     }
     oc_shape(c, "%d rows, weights of type %d [%d, %d] and %d more, rows of act format %d, plain %d, y %d", n, type,

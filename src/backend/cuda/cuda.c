@@ -380,14 +380,6 @@ static size_t stored_size(const struct nib_weight_desc *d, size_t *scales)
     return 0;
 }
 
-static int32_t largest_byte(const uint8_t *p, size_t n)
-{
-    uint8_t most = 0;
-    for (size_t i = 0; i < n; i++)
-        most = p[i] > most ? p[i] : most;
-    return most;
-}
-
 /* alpha: [n_stack], filled. */
 static cudaError_t pack_stack(struct nib_backend *b, const struct nib_weight_desc *d, const struct nib_cuda_matrix *m, float *alpha)
 {
@@ -395,8 +387,8 @@ static cudaError_t pack_stack(struct nib_backend *b, const struct nib_weight_des
     size_t      scales, codes = stored_size(d, &scales), scales_at = padded(codes);
     cudaError_t e = stored_reserve(b, scales_at + padded(scales));
     for (int32_t i = 0; i < d->n_stack && e == cudaSuccess; i++) {
-        int32_t largest = exponents ? largest_byte(d->part[i].scales, scales) : 0;
-        alpha[i] = nib_cuda_alpha(d, i, largest);
+        int32_t largest = exponents ? nib_cuda_largest_scale(d, i) : 0;
+        alpha[i] = nib_cuda_alpha(d, i, largest, (enum nib_cuda_layout)m->layout);
         e = stage(b, b->load.stored, d->part[i].data, codes);
         if (e == cudaSuccess && scales > 0)
             e = stage(b, b->load.stored + scales_at, d->part[i].scales, scales);
@@ -432,6 +424,10 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
         return nib_error_set(err, NIB_E_MEMORY, "cuda: no memory for a weight of %d matrices", d->n_stack);
     }
     enum nib_cuda_layout layout = nib_cuda_layout_of(d, &codes, &scales);
+    if (layout == NIB_CUDA_TILED && !nib_cuda_span_fits(d)) {
+        layout = NIB_CUDA_STORED;
+        codes = stored_size(d, &scales);
+    }
     cudaError_t          e = cudaMalloc(&w->memory, packed_bytes(d, codes, scales));
     if (e == cudaSuccess) {
         uint8_t *p = w->memory;

@@ -118,13 +118,18 @@ enum nib_status nib_cuda_check(struct nib_stream *s, cudaError_t e, const char *
 bool nib_cuda_runs_here(void);
 enum nib_status nib_cuda_device(int32_t i, struct nib_device_info *out, struct nib_error *err); /* nib_device_get() */
 
+/* Whether tiles can hold the scales of these matrices (span_cuda.c); where not they stay as stored. */
+bool    nib_cuda_span_fits(const struct nib_weight_desc *d);
+/* The largest UE8M0 byte of matrix i's scales; MXFP4 and FP8. */
+int32_t nib_cuda_largest_scale(const struct nib_weight_desc *d, int32_t i);
+
 /* ---- Launchers of weights (any/pack.cu) ---- */
 
 /* Bytes of one matrix's codes and scales in its packed layout. */
 enum nib_cuda_layout nib_cuda_layout_of(const struct nib_weight_desc *d, size_t *codes, size_t *scales);
 /* What sums of a matrix are multiplied by: its global scale, and the powers of two that operands leave out. most: the
  * largest UE8M0 byte of its scales. */
-float nib_cuda_alpha(const struct nib_weight_desc *d, int32_t i, int32_t most);
+float nib_cuda_alpha(const struct nib_weight_desc *d, int32_t i, int32_t most, enum nib_cuda_layout layout);
 /* From a copy of the stored bytes on the device to matrix i of m. */
 cudaError_t nib_cuda_pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
                           const uint8_t *scales, int32_t most);
@@ -149,6 +154,17 @@ struct nib_cuda_products {
     struct nib_mat         y[NIB_CUDA_PRODUCTS]; /* first row is row 0 */
 };
 enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cuda_products *p);
+
+/* ---- Products of many rows on Hopper (sm90a/wide_sm90a.cu) ---- */
+
+/* More rows than this are another kernel variant, with its own order of sums. */
+#define NIB_CUDA_MANY_ROWS 96
+/* Whether these weights and n rows of x fit it; the same weights and x's cols give the same answer for every n that fits the scratch. */
+bool nib_cuda_wide_takes(const struct nib_stream *s, const struct nib_act *x, int32_t n, int32_t n_weights,
+                         const struct nib_weight *const *w, int32_t group_rows);
+/* Rows [first, first + n) of x times each weight; y[i]: from its first row on. group_rows as in nib_cuda_products. */
+enum nib_status nib_cuda_wide(struct nib_stream *s, const struct nib_act *x, int32_t first, int32_t n, int32_t n_weights,
+                              const struct nib_weight *const *w, const struct nib_mat *y, int32_t group_rows);
 
 /* ---- Attention on tensor cores (any/attend_mma.cu) ---- */
 

@@ -88,8 +88,6 @@ enum nib_status nib_cuda_rows_prepare(struct nib_stream *s, const struct nib_act
 
 /* ---- Tiled weights ---- */
 
-constexpr int kManyRows = 96; /* more are another kernel variant, with its own order of sums */
-
 struct tiled_args {
     struct nib_cuda_products p;
     int32_t                  first_block[NIB_CUDA_PRODUCTS + 1]; /* of each weight */
@@ -206,7 +204,7 @@ static __global__ void stored_product(const struct nib_cuda_matrix w, const stru
 enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cuda_products *p)
 {
     struct tiled_args a;
-    bool              wide = p->n > kManyRows;
+    bool              wide = p->n > NIB_CUDA_MANY_ROWS;
     int32_t           n_parts = 1;
     memset(&a, 0, sizeof a);
     a.p.n = p->n;
@@ -237,6 +235,20 @@ enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cud
 
 /* ---- Ops ---- */
 
+#ifndef NIB_CUDA_SM90A
+/* Without Hopper's kernels nothing is theirs. */
+bool nib_cuda_wide_takes(const struct nib_stream *, const struct nib_act *, int32_t, int32_t, const struct nib_weight *const *, int32_t)
+{
+    return false;
+}
+
+enum nib_status nib_cuda_wide(struct nib_stream *s, const struct nib_act *, int32_t, int32_t, int32_t, const struct nib_weight *const *,
+                              const struct nib_mat *, int32_t)
+{
+    return nib_cuda_check(s, cudaErrorNotSupported, "products of many rows");
+}
+#endif
+
 static struct nib_mat rows_from(struct nib_mat m, int32_t first, int32_t n)
 {
     m.data = (uint8_t *)m.data + first * m.stride * (m.dtype == NIB_DTYPE_F32 ? 4 : 2);
@@ -253,6 +265,13 @@ enum nib_status nib_cuda_linear(struct nib_stream *s, const struct nib_linear_ar
         bool                     have[2][2] = {};
         int64_t                  at = 0;
         n = a->x.rows - first < chunk ? a->x.rows - first : chunk;
+        if (nib_cuda_wide_takes(s, &a->x, n, a->n_weights, a->w, 0)) {
+            struct nib_mat y[NIB_LINEAR_MAX];
+            for (int32_t i = 0; i < a->n_weights; i++)
+                y[i] = rows_from(a->y[i], first, n);
+            NIB_TRY(nib_cuda_wide(s, &a->x, first, n, a->n_weights, a->w, y, 0));
+            continue;
+        }
         memset(&p, 0, sizeof p);
         p.n = n;
         p.n_weights = a->n_weights;
@@ -317,10 +336,14 @@ enum nib_status nib_cuda_o_a(struct nib_stream *s, const struct nib_o_a_args *a)
         p.n_weights = 1;
         p.w[0] = *nib_cuda_matrix_of(a->w);
         p.group_rows = a->w->n_out / a->n_groups;
-        NIB_TRY(nib_cuda_rows_prepare(s, &x, NIB_ACT_PLAIN, first, n, p.w[0].layout == NIB_CUDA_STORED, &at, &p.x[0]));
         struct nib_mat out = {s->out, NIB_DTYPE_F32, n, a->w->n_out, a->w->n_out};
         p.y[0] = direct ? rows_from(a->y.plain, first, n) : out;
-        NIB_TRY(nib_cuda_products_run(s, &p));
+        if (nib_cuda_wide_takes(s, &x, n, 1, &a->w, p.group_rows)) {
+            NIB_TRY(nib_cuda_wide(s, &x, first, n, 1, &a->w, p.y, p.group_rows));
+        } else {
+            NIB_TRY(nib_cuda_rows_prepare(s, &x, NIB_ACT_PLAIN, first, n, p.w[0].layout == NIB_CUDA_STORED, &at, &p.x[0]));
+            NIB_TRY(nib_cuda_products_run(s, &p));
+        }
         if (!direct) {
             size_t bytes = (size_t)a->y.cols * sizeof(float);
             cudaFuncSetAttribute(store_act, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);

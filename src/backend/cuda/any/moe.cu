@@ -434,12 +434,11 @@ template <int NT> static void launch_down(struct nib_stream *s, const struct moe
 }
 
 /* Rows of hidden become the inner rows of w2. */
-static void launch_finish(struct nib_stream *s, struct moe_args *a, const struct nib_weight *w2, int i, bool direct)
+static void launch_finish(struct nib_stream *s, struct moe_args *a, const struct nib_weight *w2, int i, bool direct, bool stored)
 {
     struct side *side = &a->side[i];
     int32_t      n = side->w1.n_out, rows = i ? a->n_rows : a->n_pairs;
     int64_t      all = (int64_t)a->n_pairs * a->side[0].w1.n_out + (int64_t)a->n_rows * a->side[1].w1.n_out;
-    bool         stored = side->w2.layout == NIB_CUDA_STORED;
     size_t       bytes = (size_t)n * 6 + 64;
     memset(&side->inner, 0, sizeof side->inner);
     side->inner.n_parts = direct || w2->act == NIB_ACT_FP8 ? 1 : 3;
@@ -456,9 +455,18 @@ static void launch_finish(struct nib_stream *s, struct moe_args *a, const struct
                                                             a->m.exponent + (i ? a->n_pairs : 0));
 }
 
+/* A stage runs on tiles only if all of its matrices can. */
+static bool first_stage_is_tiled(const struct moe_args *a)
+{
+    bool tiled = true;
+    for (int i = 0; i < 2; i++)
+        tiled = tiled && a->side[i].w1.layout == NIB_CUDA_TILED && a->side[i].w3.layout == NIB_CUDA_TILED;
+    return tiled;
+}
+
 static void launch_stages(struct nib_stream *s, struct moe_args *a, const struct nib_weight *const w2[2], int32_t segments)
 {
-    bool     in_tiled = a->side[0].w1.layout == NIB_CUDA_TILED && a->side[1].w1.layout == NIB_CUDA_TILED;
+    bool     in_tiled = first_stage_is_tiled(a);
     bool     out_tiled = a->side[0].w2.layout == NIB_CUDA_TILED && a->side[1].w2.layout == NIB_CUDA_TILED;
     int32_t  wide = a->n_pairs > 4 * segments ? 2 : 1;
     unsigned n_segments = (unsigned)(a->n_segments_max + (a->n_rows + wide * 8 - 1) / (wide * 8));
@@ -474,7 +482,7 @@ static void launch_stages(struct nib_stream *s, struct moe_args *a, const struct
             nib_launch(s, stored_gate_up, dim3((unsigned)((a->side[i].w1.n_out + 7) / 8), (unsigned)(i ? a->n_rows : a->n_pairs)), 256, 0, *a, i);
     }
     for (int i = 0; i < 2; i++)
-        launch_finish(s, a, w2[i], i, direct);
+        launch_finish(s, a, w2[i], i, direct, !out_tiled);
     if (out_tiled) {
         if (wide == 1)
             launch_down<1>(s, *a, n_segments);
@@ -534,8 +542,7 @@ static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args 
         side->hidden_at = i ? (int64_t)args.n_pairs * a->w1->n_out : 0;
         side->y_at = i ? args.n_pairs : 0;
     }
-    /* Stages run tiled only if both sides can. */
-    bool tiled = args.side[0].w1.layout == NIB_CUDA_TILED && args.side[1].w1.layout == NIB_CUDA_TILED;
+    bool tiled = first_stage_is_tiled(&args);
     for (int i = 0; i < 2; i++) {
         if (!tiled)
             NIB_TRY(nib_cuda_rows_prepare(s, &a->x, w[i][0]->act, first, n, true, &at, &args.side[i].x));

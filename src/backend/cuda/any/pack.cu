@@ -38,11 +38,10 @@ enum nib_cuda_layout nib_cuda_layout_of(const struct nib_weight_desc *d, size_t 
 
 /* ---- Powers of two ---- */
 
-float nib_cuda_alpha(const struct nib_weight_desc *d, int32_t i, int32_t most)
+float nib_cuda_alpha(const struct nib_weight_desc *d, int32_t i, int32_t most, enum nib_cuda_layout layout)
 {
-    size_t codes, scales;
-    float  a = d->type == NIB_WEIGHT_NVFP4 ? d->part[i].global_scale : 1.0f;
-    if (nib_cuda_layout_of(d, &codes, &scales) == NIB_CUDA_TILED) {
+    float a = d->type == NIB_WEIGHT_NVFP4 ? d->part[i].global_scale : 1.0f;
+    if (layout == NIB_CUDA_TILED) {
         if (d->type == NIB_WEIGHT_NVFP4)
             a *= (float)(1 << kNvfp4Shift);
         else if (d->type == NIB_WEIGHT_MXFP4)
@@ -160,9 +159,10 @@ cudaError_t nib_cuda_pack(cudaStream_t stream, const struct nib_cuda_matrix *m, 
 {
     struct nib_weight_desc d = {(enum nib_weight_type)m->type, NIB_ACT_PLAIN, 1, m->n_out, m->n_in, NULL};
     size_t                 n_codes, n_scales, stored_scales, stored = stored_bytes(&d, &stored_scales);
+    (void)nib_cuda_layout_of(&d, &n_codes, &n_scales);
     uint8_t               *to = (uint8_t *)m->codes + i * m->codes_stride, *to_scales = (uint8_t *)m->scales + i * m->scales_stride;
 
-    if (nib_cuda_layout_of(&d, &n_codes, &n_scales) == NIB_CUDA_STORED) {
+    if (m->layout == NIB_CUDA_STORED) {
         cudaMemcpyAsync(to, codes, stored, cudaMemcpyDeviceToDevice, stream);
         if (stored_scales)
             cudaMemcpyAsync(to_scales, scales, stored_scales, cudaMemcpyDeviceToDevice, stream);

@@ -1,0 +1,111 @@
+/* Warpgroup products of Hopper: d += a . b, a from registers, b from shared memory. One wrapper a width; the operand lists are long
+ * because registers cannot be indexed in assembly. */
+#ifndef NIB_CUDA_WGMMA_CUH
+#define NIB_CUDA_WGMMA_CUH
+
+#include "backend/cuda/device/ptx.cuh"
+
+/* Registers that a product reads or writes are not touched between fence and wait. */
+NIB_DEVICE void nib_wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+NIB_DEVICE void nib_wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+NIB_DEVICE void nib_wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+/* A K-major operand without swizzle: 8 x 16-byte core matrices, `k_bytes` from one to the next along k and `n_bytes` along n. */
+NIB_DEVICE uint64_t nib_wgmma_descriptor(uint32_t address, uint32_t k_bytes, uint32_t n_bytes)
+{
+    return (uint64_t)(address >> 4 & 0x3fffu) | (uint64_t)(k_bytes >> 4) << 16 | (uint64_t)(n_bytes >> 4) << 32;
+}
+
+#define NIB_F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define NIB_F16(i) NIB_F4(i), NIB_F4(i + 4), NIB_F4(i + 8), NIB_F4(i + 12)
+#define NIB_F64(i) NIB_F16(i), NIB_F16(i + 16), NIB_F16(i + 32), NIB_F16(i + 48)
+
+/* a as in nib_mma_bf16() for the 16 rows of each warp; d[4 * i + c] is column 8 * i + 2 * (lane % 4) + c % 2 of row
+ * lane / 4 + c / 2 * 8. */
+NIB_DEVICE void nib_wgmma_bf16(float (&d)[64], const uint32_t a[4], uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+                 : NIB_F64(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+NIB_DEVICE void nib_wgmma_bf16(float (&d)[128], const uint32_t a[4], uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+                 "{%128, %129, %130, %131}, %132, 1, 1, 1, 0;"
+                 : NIB_F64(0), NIB_F64(64)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+#undef NIB_F4
+#undef NIB_F16
+#undef NIB_F64
+
+/* ---- Barriers and bulk copies ---- */
+
+NIB_DEVICE uint32_t nib_shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+NIB_DEVICE void nib_barrier_init(uint64_t *barrier, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(nib_shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+/* Makes barriers visible to the copy engine before the first copy names one. */
+NIB_DEVICE void nib_barrier_init_done(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+NIB_DEVICE void nib_barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(nib_shared_address(barrier)) : "memory");
+}
+
+/* Until the phase of this parity is over. */
+NIB_DEVICE void nib_barrier_wait(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t done = 0;
+    while (!done)
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(nib_shared_address(barrier)), "r"(parity)
+                     : "memory");
+}
+
+/* bytes (a multiple of 16) into shared memory; the barrier's phase ends when they are there. */
+NIB_DEVICE void nib_bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(nib_shared_address(barrier)), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(nib_shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(nib_shared_address(barrier))
+                 : "memory");
+}
+
+#endif
