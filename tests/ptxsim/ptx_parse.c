@@ -396,7 +396,7 @@ static struct px_operand plain_operand(struct parser *p, const struct px_instruc
         o.value = number(p, i->type[0] == PX_F32);
         o.width = (uint8_t)width;
         o.constant = true;
-        if (i->type[0] == PX_PRED && i->op != PX_BAR_RED && i->op != PX_BAR_RED_CTA) {
+        if (i->type[0] == PX_PRED && i->op != PX_BAR_RED && i->op != PX_BAR_RED_CTA && i->op != PX_VOTE) {
             /* mov.pred p, 0 and the like: all lanes equal. */
             o.width = 0;
             o.value = o.value ? 0xffffffffu : 0;

@@ -39,7 +39,7 @@ struct px_cell {
     uint8_t  read_lane, read_bytes;
     bool     atomic;
     uint16_t read_warp;
-    uint32_t read_clock;
+    uint32_t read_turn;  /* of that warp */
 };
 
 struct px_barrier {
@@ -100,6 +100,7 @@ struct px_warp {
     uint8_t       *local, *local_written, *frame;
     uint32_t       carry;                  /* condition code, a bit a lane */
     uint32_t      *clock;                  /* [n_actors] seen, [n_actors] seen by the asynchronous proxy */
+    uint32_t       turn;                   /* counts instructions of all lanes together: what lanes read before is read */
     uint32_t       polls;                  /* failed waits in a row without an event */
     uint64_t       poll_event;
     bool           shuffle, poll, waited;

@@ -1,5 +1,6 @@
 /* Races in shared memory: every access is compared with the last write and the reads since, by vector clocks of warps; lanes
- * of one warp are in order only across bar.warp.sync and barriers. Atomics do not race with each other. */
+ * of one warp are in order only across bar.warp.sync and barriers. Of shfl.sync and its like only this is taken: what lanes
+ * read before it, they have read. Atomics do not race with each other. */
 #include "ptxsim/sim_tcgen05.h"
 
 void px_clock_join(const struct px_cluster *k, uint32_t *into, const uint32_t *from)
@@ -13,6 +14,7 @@ void px_release_clock(struct px_warp *w, uint32_t *into)
     if (into)
         px_clock_join(w->cta->cluster, into, w->clock);
     w->clock[w->actor]++;
+    w->turn++;
 }
 
 void px_acquire_clock(struct px_warp *w, const uint32_t *from)
@@ -63,10 +65,10 @@ void px_race_read(struct px_warp *w, struct px_cta *c, uint32_t offset, uint32_t
         struct px_cell *cell = &c->cell[word];
         uint32_t *read = &c->read_clock[(size_t)word * n_warps + w->actor];
         *read = *read == UINT32_MAX ? *read : now;
-        bool same = cell->read_warp == w->actor && cell->read_clock == now && cell->read_lane != lane;
+        bool same = cell->read_warp == w->actor && cell->read_turn == w->turn && cell->read_lane != lane;
         cell->read_lane = same ? PX_MANY : (uint8_t)lane;
         cell->read_warp = (uint16_t)w->actor;
-        cell->read_clock = now;
+        cell->read_turn = w->turn;
         cell->read_bytes |= bits;
     }
 }
@@ -84,7 +86,7 @@ static void check_reads_before(struct px_warp *w, struct px_cta *c, uint32_t wor
         if (r != w->actor && read[r] > w->clock[r])
             race(w, c, word, lane, "overwrites what is a read", r, 0);
     }
-    if (cell->read_warp == w->actor && cell->read_clock == w->clock[w->actor] && cell->read_lane != lane)
+    if (cell->read_warp == w->actor && cell->read_turn == w->turn && cell->read_lane != lane)
         race(w, c, word, lane, "overwrites what is a read", w->actor, cell->read_lane);
 }
 

@@ -263,10 +263,12 @@ static bool apart(struct px_warp *w, const struct px_instruction *i, uint32_t pc
                 continue;
             }
             put(w, set, pc + 1);
-            if (how[i->op].class == TOGETHER)
+            if (how[i->op].class == TOGETHER) {
                 how[i->op].run(w, i, set);
-            else if (how[i->op].class == BARRIER ? px_barrier_op(w, i, set) : px_cluster_op(w, i, set))
+                w->turn += set == w->live;
+            } else if (how[i->op].class == BARRIER ? px_barrier_op(w, i, set) : px_cluster_op(w, i, set)) {
                 *stop = PX_STOP_BLOCKED;
+            }
         }
         return true;
     case MBARRIER:
@@ -337,6 +339,7 @@ enum px_stop px_warp_run(struct px_warp *w, uint32_t turn)
                 pc = lanes ? i->target : pc + 1;
             } else if (class == TOGETHER && lanes == group && group == w->live && i->full) {
                 how[i->op].run(w, i, lanes);
+                w->turn++;
                 pc++;
             } else {
                 if (!apart(w, i, pc, group, lanes, &stop)) {

@@ -1,0 +1,34 @@
+#!/bin/sh
+# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long]. Lines: op, seed, cases. The seeds are fixed
+# because cases differ a hundredfold in cost; long takes fresh seeds, schedules in random order and more cases.
+set -e
+program=$1
+if [ "$2" = long ]; then
+    seed=$(date +%s)
+    echo "opcheck.sh: seed $seed"
+    for op in embed norm linear q_rope kv_insert compress index_select attend o_a moe hc_pre hc_post hc_head head mtp_join copy_rows sample; do
+        NIB_PTXSIM_SEED=$seed NIB_PTXSIM_RESIDENT=2 "$program" --backend cuda --seed "$seed" --op $op --n 4
+    done
+    exit 0
+fi
+while read -r op seed cases; do
+    NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op "$op" --n "$cases"
+done <<LIST
+embed 11 2
+norm 11 3
+linear 11 4
+q_rope 11 2
+kv_insert 11 2
+compress 3 2
+index_select 3 1
+attend 3 1
+o_a 11 2
+moe 6 1
+hc_pre 11 2
+hc_post 11 2
+hc_head 11 2
+head 3 1
+mtp_join 11 1
+copy_rows 11 2
+sample 3 1
+LIST
