@@ -81,6 +81,22 @@ static const struct breakage breakages[] = {
     {"too few columns", "tcgen05.alloc", 0, LAST, "256"},
 };
 
+/* What only a pair of blocks can get wrong. */
+static const struct breakage pair_breakages[] = {
+    {"the odd block's stages never emptied", "tcgen05.commit", 0, LAST, "1"},
+    {"the odd block's tiles never finished", "tcgen05.commit", 1, LAST, "1"},
+    {"bytes counted at the odd block", "mapa", 0, LAST, "1"},
+    {"accumulators freed at the odd block", "mapa", 1, LAST, "1"},
+    {"bytes of one block expected", "mbarrier.arrive.expect_tx", 0, LAST, "34816"},
+    {"bytes counted elsewhere by a copy for one block", ".cta_group::2.shared::cluster.global", 0, REPLACE,
+     ".shared::cluster.global"},
+    {"m = 128", "271582336", -1, REPLACE, "137364608"},
+    {"n = 128", "271582336", -1, REPLACE, "270533760"},
+    {"products of one block", "tcgen05.mma.cta_group::2", 0, REPLACE, "tcgen05.mma.cta_group::1"},
+    {"no wait for full stages of both", WAIT, 4, SKIP_WAIT, NULL},
+    {"no wait for free accumulators of both", WAIT, 2, SKIP_WAIT, NULL},
+};
+
 /* ---- Editing ---- */
 
 static char *read_text(const char *name)
@@ -153,8 +169,13 @@ static char *broken(const char *text, const char *entry, const struct breakage *
 
 /* ---- Running ---- */
 
-static struct rig_product problem(uint64_t seed)
+static struct rig_product problem(uint64_t seed, bool pair)
 {
+    if (pair)
+        return (struct rig_product){
+            .p = {.n_rows = 270, .n_out = 200, .n_in = 1568, .alpha = 1e-3f, .y_f32 = true, .n_ctas = 2, .n_sms = 2},
+            .config = {.seed = seed, .max_steps = 20000000},
+            .seed = seed};
     return (struct rig_product){
         .p = {.n_rows = 130, .n_out = 136, .n_in = 1568, .alpha = 1e-3f, .y_f32 = true, .n_ctas = 1, .n_sms = 1},
         .config = {.seed = seed, .max_steps = 20000000},
@@ -162,9 +183,9 @@ static struct rig_product problem(uint64_t seed)
 }
 
 /* What was wrong with it under this schedule; false if nothing was. */
-static bool caught(struct px_module *module, uint64_t seed, bool linear_scales, char *text, size_t bytes)
+static bool caught(struct px_module *module, bool pair, uint64_t seed, bool linear_scales, char *text, size_t bytes)
 {
-    struct rig_product r = problem(seed);
+    struct rig_product r = problem(seed, pair);
     r.module = module;
     r.linear_scales = linear_scales;
     bool ran = rig_product_run(&r), right = ran && rig_product_right(&r, text, bytes);
@@ -174,11 +195,11 @@ static bool caught(struct px_module *module, uint64_t seed, bool linear_scales, 
     return !right;
 }
 
-static void must_be_caught(struct px_module *module, const char *name, bool linear_scales)
+static void must_be_caught(struct px_module *module, bool pair, const char *name, bool linear_scales)
 {
     char text[1024];
     for (uint64_t seed = 0; seed < 4; seed++) {
-        if (!caught(module, seed, linear_scales, text, sizeof text))
+        if (!caught(module, pair, seed, linear_scales, text, sizeof text))
             continue;
         char *line = strchr(text, '\n');
         if (line)
@@ -193,38 +214,49 @@ static void whole_passes(void **state)
 {
     (void)state;
     char text[1024];
-    for (uint64_t seed = 0; seed < 4; seed++)
-        if (caught(rig_module("linear_sm100a"), seed, false, text, sizeof text))
-            fail_msg("unbroken, schedule %d: %s", (int)seed, text);
+    for (uint64_t seed = 0; seed < 8; seed++)
+        if (caught(rig_module("linear_sm100a"), seed % 2, seed / 2, false, text, sizeof text))
+            fail_msg("unbroken, schedule %d: %s", (int)seed / 2, text);
 }
 
-static void broken_kernels(void **state)
+static void break_all(const char *entry, bool pair, const struct breakage *list, size_t n)
 {
-    (void)state;
     (void)rig_module("linear_sm100a"); /* skips where there is no PTX */
     char *text = read_text("linear_sm100a"), error[512];
     assert_non_null(text);
-    for (size_t i = 0; i < sizeof breakages / sizeof breakages[0]; i++) {
-        char             *changed = broken(text, "nib_sm100a_linear_one", &breakages[i]);
+    for (size_t i = 0; i < n; i++) {
+        char             *changed = broken(text, entry, &list[i]);
         struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
         if (!module)
-            fail_msg("%s: %s", breakages[i].name, error);
-        must_be_caught(module, breakages[i].name, false);
+            fail_msg("%s: %s", list[i].name, error);
+        must_be_caught(module, pair, list[i].name, false);
         px_module_free(module);
         free(changed);
     }
     free(text);
 }
 
+static void broken_kernels(void **state)
+{
+    (void)state;
+    break_all("nib_sm100a_linear_one", false, breakages, sizeof breakages / sizeof breakages[0]);
+}
+
+static void broken_pairs(void **state)
+{
+    (void)state;
+    break_all("nib_sm100a_linear_pair", true, pair_breakages, sizeof pair_breakages / sizeof pair_breakages[0]);
+}
+
 static void broken_operands(void **state)
 {
     (void)state;
-    must_be_caught(rig_module("linear_sm100a"), "scales row by row", true);
+    must_be_caught(rig_module("linear_sm100a"), false, "scales row by row", true);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(whole_passes), cmocka_unit_test(broken_kernels),
-                                       cmocka_unit_test(broken_operands)};
+                                       cmocka_unit_test(broken_pairs), cmocka_unit_test(broken_operands)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
