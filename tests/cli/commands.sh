@@ -153,23 +153,12 @@ json '3 * 7 = 21.' text
 json '3 times 7 is 21.' reasoning
 try 0 run --temp 0 --think low -p 'What is 3 times 7?'
 out_is '3 times 7 is 21.</think>3 * 7 = 21.'
-# Calls, whole and as JSON; and a wrong file of tools.
-cat >"$dir/tools.json" <<'END'
-[{"type": "function", "function": {"name": "get_weather", "description": "Weather of a city",
-  "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
-END
-try 0 run --temp 0 -p 'What is the weather in Seoul?' --tools "$dir/tools.json"
-out_has 'call get_weather'
-out_has '  city: "Seoul"'
-try 0 run --temp 0 -p 'What is the weather in Seoul?' --tools "$dir/tools.json" --json
-json get_weather tool_calls 0 name
-json '{"city": "Seoul"}' tool_calls 0 arguments
-json stop stop
+# A wrong file of tools; right ones are in test_chat.
 printf '[{"type": "function",\n oops' >"$dir/wrong.json"
 refuses 1 "--tools: '$dir/wrong.json', line 2, column " run -p a --tools "$dir/wrong.json"
 printf '{}' >"$dir/wrong.json"
 refuses 1 'is not a JSON array of tools' run -p a --tools "$dir/wrong.json"
-refuses 2 'so --tools does not go with it' run --raw -p a --tools "$dir/tools.json"
+refuses 2 'so --tools does not go with it' run --raw -p a --tools "$dir/wrong.json"
 # Drawn answers repeat with their seed; at a high temperature another seed says something else.
 try 0 run --temp 3 -n 20 --seed 7 -p 'Tell me a story.'
 mv "$dir/out" "$dir/seed7"

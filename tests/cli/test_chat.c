@@ -647,6 +647,29 @@ static void test_tools(void **state)
     quit(&t);
 }
 
+/* The same with a single prompt, for programs to read. */
+static void test_tools_as_json(void **state)
+{
+    char command[512];
+
+    (void)state; /* the file is test_tools' */
+    (void)snprintf(command, sizeof command,
+                   "%s run --temp 0 --threads 1 --json --tools %s -p 'Look up the word spider.' 2>/dev/null",
+                   NIB_PROGRAM, in_dir("tools.json"));
+    FILE *f = popen(command, "r");
+    assert_non_null(f);
+    json_t *o = json_loadf(f, 0, NULL);
+    assert_int_equal(pclose(f), 0);
+    assert_non_null(o);
+    const json_t *calls = json_object_get(o, "tool_calls"), *call = json_array_get(calls, 0);
+    assert_int_equal(json_array_size(calls), 1);
+    assert_string_equal(json_string_value(json_object_get(call, "name")), "lookup");
+    assert_string_equal(json_string_value(json_object_get(call, "arguments")), "{\"word\": \"spider\"}");
+    assert_string_equal(json_string_value(json_object_get(o, "stop")), "stop");
+    assert_string_equal(json_string_value(json_object_get(o, "text")), "");
+    json_decref(o);
+}
+
 /* Penalties see the whole conversation, as if it had been one prompt: with a repetition penalty the second answer is
  * the one that the same text gets in one piece. */
 static void test_penalties(void **state)
@@ -685,7 +708,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_save_and_load), cmocka_unit_test(test_wrong_files), cmocka_unit_test(test_editing),
         cmocka_unit_test(test_prompt_keys),  cmocka_unit_test(test_odd_input),   cmocka_unit_test(test_interrupt),
         cmocka_unit_test(test_signals),      cmocka_unit_test(test_full_context), cmocka_unit_test(test_dumb_terminal),
-        cmocka_unit_test(test_no_color),     cmocka_unit_test(test_tools),       cmocka_unit_test(test_penalties),
+        cmocka_unit_test(test_no_color),     cmocka_unit_test(test_tools),       cmocka_unit_test(test_tools_as_json),
+        cmocka_unit_test(test_penalties),
     };
 
     (void)snprintf(dir, sizeof dir, "/tmp/nibble-chat-XXXXXX");
