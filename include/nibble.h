@@ -426,7 +426,10 @@ struct nib_server_options {
 void nib_server_options_init(struct nib_server_options *o);
 
 enum nib_status nib_server_open(struct nib_engine *e, const struct nib_server_options *o, struct nib_server **out, struct nib_error *err);
-/* Cancels what still runs. Before the engine is closed; not from a callback. */
+/* Cancels what still runs, and returns when all of it has ended; from then on only submitting, which fails, and asking for stats are
+ * possible. Not from a callback. */
+void            nib_server_stop(struct nib_server *s);
+/* Stops it if it was not. Before the engine is closed; not from a callback. */
 void            nib_server_close(struct nib_server *s);
 /* From now on submitting fails with NIB_E_STATE; what was submitted goes on. */
 void            nib_server_drain(struct nib_server *s);

@@ -209,9 +209,10 @@ static int serve_until_signal(struct session *s, const struct serve_command *c, 
         wait_for_end(serve, signals);
     }
     /* Ends every request; those still told about it get it sent in the moment before the connections close. */
-    nib_server_close(serve->engine);
+    nib_server_stop(serve->engine);
     (void)nanosleep(&(struct timespec){.tv_nsec = 200000000L}, NULL);
-    serve_http_stop(serve);
+    serve_http_stop(serve); /* until then handlers may ask for stats or submit, which fails */
+    nib_server_close(serve->engine);
     return code;
 }
 

@@ -27,6 +27,12 @@ struct serve_settings {
     bool        allow_control_tokens, any_model;
 };
 
+/* What the log's last line about it counted. */
+struct throughput {
+    double   time;
+    uint64_t n_prompt, n_generated, n_queries, n_hits;
+};
+
 struct serve {
     const struct serve_settings  *settings;
     const struct nib_model_info  *info;
@@ -41,6 +47,7 @@ struct serve {
     atomic_bool                   ready, draining;
     struct metrics                metrics;
     struct replay                *replay;
+    struct throughput             throughput; /* the watch's */
     struct MHD_Daemon            *daemon;
     pthread_t                     watch;
     atomic_bool                   watch_ends;

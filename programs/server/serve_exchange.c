@@ -18,10 +18,12 @@
 #include <sys/socket.h>
 #include <time.h>
 
+#include "../cli.h"
 #include "serve_generate.h"
 
 enum {
     KEEP_ALIVE_S = 10, /* a stream says nothing for that long: a comment */
+    THROUGHPUT_S = 10,
     SEND_BYTES = 128 * 1024,
     DEAD_S = 60,       /* a peer that confirms nothing for that long is gone */
     WATCH_MS = 20
@@ -260,7 +262,7 @@ static void drop_slow_links(struct serve *s, double time)
         l->limit = INFINITY;
         (void)send(l->socket, answer, sizeof answer - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
         (void)shutdown(l->socket, SHUT_RDWR);
-        metrics_http(&s->metrics, 408);
+        metrics_http(&s->metrics, "other", "any", 408, s->settings->receive_timeout_s);
     }
 }
 
@@ -283,6 +285,24 @@ static void look_around(struct serve *s, struct pollfd *fds, struct exchange **w
             generation_cancel(who[i]->generation);
 }
 
+/* A line while there is something to do: what the last seconds brought. */
+static void log_throughput(struct serve *s, double time)
+{
+    struct nib_server_stats n;
+    struct throughput *const last = &s->throughput;
+    if (s->settings->log_level == 0 || !atomic_load(&s->ready) || time - last->time < THROUGHPUT_S)
+        return;
+    nib_server_get_stats(s->engine, &n);
+    const uint64_t prompt = n.n_prompt_tokens - last->n_prompt, generated = n.n_generated_tokens - last->n_generated;
+    const uint64_t queries = n.n_prefix_queries - last->n_queries, hits = n.n_prefix_hits - last->n_hits;
+    const double seconds = time - last->time;
+    if (last->time > 0 && (prompt > 0 || generated > 0))
+        cli_note("prompts %.1f tokens/s, generated %.1f tokens/s, %d running, %d waiting, KV pages %.0f%% used, %.0f%% of prompts found kept",
+                 (double)prompt / seconds, (double)generated / seconds, (int)n.n_running, (int)n.n_waiting,
+                 n.n_pages ? 100.0 * n.n_pages_used / n.n_pages : 0.0, queries ? 100.0 * (double)hits / (double)queries : 0.0);
+    *last = (struct throughput){time, n.n_prompt_tokens, n.n_generated_tokens, n.n_prefix_queries, n.n_prefix_hits};
+}
+
 static void *watch(void *user)
 {
     struct serve     *s = user;
@@ -293,6 +313,7 @@ static void *watch(void *user)
         (void)pthread_mutex_lock(&s->lock);
         look_around(s, fds, who);
         (void)pthread_mutex_unlock(&s->lock);
+        log_throughput(s, serve_now());
         (void)nanosleep(&(struct timespec){.tv_nsec = WATCH_MS * 1000000L}, NULL);
     }
     free(fds);

@@ -76,6 +76,11 @@ static void check_json(const struct generation *g)
 static void finish_generation(struct generation *g)
 {
     struct exchange *x = g->exchange;
+    int32_t most = 0;
+    for (int32_t i = 0; i < g->n; i++)
+        most = g->choice[i].n_tokens > most ? g->choice[i].n_tokens : most;
+    if (most > 0)
+        metrics_observe(&x->serve->metrics, METRIC_MOST_GENERATED, most);
     x->finished = true;
     check_json(g);
     if (g->failed && !x->begun && x->out.n == 0)
@@ -282,6 +287,8 @@ bool generation_start(struct exchange *x, struct generation_args *a)
     if (!g)
         return generation_no_memory(x);
     metrics_observe(&x->serve->metrics, METRIC_N_CHOICES, g->args.n);
+    if (g->args.n_max > 0)
+        metrics_observe(&x->serve->metrics, METRIC_MAX_TOKENS, g->args.n_max);
     /* Tokens may come at once; they wait until everything is in place. */
     (void)pthread_mutex_lock(&x->lock);
     x->generation = g;

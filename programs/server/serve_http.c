@@ -64,6 +64,17 @@ static void add_page_headers(struct MHD_Response *r)
     (void)MHD_add_response_header(r, "Referrer-Policy", "no-referrer");
 }
 
+/* Names of their own for what no route knows: a client must not make new ones. */
+static const char *handler_of(const struct exchange *x)
+{
+    return !x->route ? "other" : x->route->path[0] ? x->route->path : "/";
+}
+
+static const char *method_of(const struct exchange *x)
+{
+    return x->route ? x->route->method : "any";
+}
+
 static enum MHD_Result send_text(struct exchange *x, unsigned status, char *text, size_t n, const char *type)
 {
     struct MHD_Response *r = MHD_create_response_from_buffer(n, text, MHD_RESPMEM_MUST_FREE);
@@ -80,7 +91,7 @@ static enum MHD_Result send_text(struct exchange *x, unsigned status, char *text
         (void)MHD_add_response_header(r, "Allow", x->error.param[0] ? x->error.param : "GET, POST");
     enum MHD_Result result = MHD_queue_response(x->connection, status, r);
     MHD_destroy_response(r);
-    metrics_http(&x->serve->metrics, status);
+    metrics_http(&x->serve->metrics, handler_of(x), method_of(x), status, serve_now() - x->start);
     if (!x->route || !x->route->is_quiet || status >= 500)
         generation_log(x, status);
     return result;
@@ -134,7 +145,6 @@ static enum MHD_Result send_stream(struct exchange *x)
     (void)MHD_add_response_header(r, "X-Accel-Buffering", "no");
     enum MHD_Result result = MHD_queue_response(x->connection, 200, r);
     MHD_destroy_response(r);
-    metrics_http(&x->serve->metrics, 200);
     return result;
 }
 
@@ -346,8 +356,10 @@ static void completed(void *user, struct MHD_Connection *connection, void **stat
             generation_cancel(x->generation);
     }
     (void)pthread_mutex_lock(&x->lock);
-    if (x->generation && x->streams)
+    if (x->generation && x->begun) {
+        metrics_http(&x->serve->metrics, handler_of(x), method_of(x), 200, serve_now() - x->start);
         generation_log(x, 200);
+    }
     x->suspended = false;
     x->finished = true; /* no one reads what still comes */
     (void)pthread_mutex_unlock(&x->lock);

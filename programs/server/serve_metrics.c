@@ -1,6 +1,7 @@
 /* Names and buckets are those of vLLM, so that its dashboards work. */
 #include "serve_metrics.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -28,11 +29,15 @@ static const struct histogram histograms[N_METRICS] = {
     [METRIC_PROMPT_TOKENS] = {"vllm:request_prompt_tokens", TOKENS},
     [METRIC_GENERATED_TOKENS] = {"vllm:request_generation_tokens", TOKENS},
     [METRIC_N_CHOICES] = {"vllm:request_params_n", {1, 2, 5, 10, 20}},
+    [METRIC_INFERENCE] = {"vllm:request_inference_time_seconds", SECONDS},
+    [METRIC_MAX_TOKENS] = {"vllm:request_params_max_tokens", TOKENS},
+    [METRIC_MOST_GENERATED] = {"vllm:request_max_num_generation_tokens", TOKENS},
 };
 
 void metrics_init(struct metrics *m)
 {
     memset(m, 0, sizeof *m);
+    m->start_time = (double)time(NULL);
     (void)pthread_mutex_init(&m->lock, NULL);
 }
 
@@ -66,15 +71,41 @@ void metrics_end(struct metrics *m, enum outcome outcome, const struct nib_reque
         observe(m, METRIC_GENERATED_TOKENS, r->n_generated);
         observe(m, METRIC_PREFILL, r->first_token_s - r->queue_s);
         observe(m, METRIC_DECODE, r->total_s - r->first_token_s);
+        observe(m, METRIC_INFERENCE, r->total_s - r->queue_s);
     }
     (void)pthread_mutex_unlock(&m->lock);
 }
 
-void metrics_http(struct metrics *m, unsigned status)
+void metrics_http(struct metrics *m, const char *handler, const char *method, unsigned status, double seconds)
 {
+    int i = 0;
     (void)pthread_mutex_lock(&m->lock);
-    m->http_status[status / 100 < 6 ? status / 100 : 5]++;
+    while (i < m->n_handlers && (strcmp(m->handler[i].handler, handler) != 0 || strcmp(m->handler[i].method, method) != 0))
+        i++;
+    if (i == m->n_handlers && i < N_HANDLERS_MAX)
+        m->handler[m->n_handlers++] = (struct handler_metrics){.handler = handler, .method = method};
+    if (i < N_HANDLERS_MAX) {
+        m->handler[i].status[status / 100 < 6 ? status / 100 : 5]++;
+        m->handler[i].seconds += seconds;
+        m->handler[i].n++;
+    }
     (void)pthread_mutex_unlock(&m->lock);
+}
+
+static void write_http(const struct metrics *m, struct buffer *out)
+{
+    buffer_printf(out, "# TYPE http_requests_total counter\n");
+    for (int i = 0; i < m->n_handlers; i++)
+        for (int k = 2; k < 6; k++)
+            if (m->handler[i].status[k] > 0)
+                buffer_printf(out, "http_requests_total{handler=\"%s\",method=\"%s\",status=\"%dxx\"} %llu\n", m->handler[i].handler,
+                              m->handler[i].method, k, (unsigned long long)m->handler[i].status[k]);
+    buffer_printf(out, "# TYPE http_request_duration_seconds summary\n");
+    for (int i = 0; i < m->n_handlers; i++)
+        buffer_printf(out, "http_request_duration_seconds_sum{handler=\"%s\",method=\"%s\"} %.9g\n"
+                           "http_request_duration_seconds_count{handler=\"%s\",method=\"%s\"} %llu\n",
+                      m->handler[i].handler, m->handler[i].method, m->handler[i].seconds, m->handler[i].handler, m->handler[i].method,
+                      (unsigned long long)m->handler[i].n);
 }
 
 static void write_histogram(const struct metrics *m, enum metric which, const char *labels, struct buffer *out)
@@ -113,7 +144,19 @@ static void write_steps(const struct nib_server_stats *s, const char *labels, st
                   (unsigned long long)s->n_step_rows, labels, (unsigned long long)s->n_steps);
 }
 
-static void write_process(struct buffer *out)
+static int n_open_files(void)
+{
+    DIR *d = opendir("/proc/self/fd");
+    int  n = -3; /* itself and the two of every folder */
+    if (!d)
+        return 0;
+    while (readdir(d))
+        n++;
+    (void)closedir(d);
+    return n;
+}
+
+static void write_process(const struct metrics *m, struct buffer *out)
 {
     long  pages = 0, resident = 0;
     FILE *f = fopen("/proc/self/statm", "r");
@@ -126,6 +169,8 @@ static void write_process(struct buffer *out)
                   (long long)resident * (long long)sysconf(_SC_PAGESIZE));
     buffer_printf(out, "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total %.3f\n",
                   (double)clock() / CLOCKS_PER_SEC);
+    buffer_printf(out, "# TYPE process_open_fds gauge\nprocess_open_fds %d\n", n_open_files());
+    buffer_printf(out, "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds %.0f\n", m->start_time);
 }
 
 void metrics_write(struct metrics *m, const struct nib_server_stats *s, const char *model, struct buffer *out)
@@ -164,9 +209,7 @@ void metrics_write(struct metrics *m, const struct nib_server_stats *s, const ch
                        "enable_prefix_caching=\"%s\"} 1\n",
                   labels, s->n_pages, s->n_snapshots_max > 0 ? "True" : "False");
     buffer_printf(out, "# TYPE nibble_kept_beginnings gauge\nnibble_kept_beginnings %d\n", s->n_snapshots);
-    buffer_printf(out, "# TYPE http_requests_total counter\n");
-    for (int i = 2; i < 6; i++)
-        buffer_printf(out, "http_requests_total{status=\"%dxx\"} %llu\n", i, (unsigned long long)m->http_status[i]);
+    write_http(m, out);
     (void)pthread_mutex_unlock(&m->lock);
-    write_process(out);
+    write_process(m, out);
 }

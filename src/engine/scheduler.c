@@ -346,16 +346,23 @@ void nib_server_drain(struct nib_server *s)
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-void nib_server_close(struct nib_server *s)
+void nib_server_stop(struct nib_server *s)
 {
-    if (!s)
+    if (!s || s->stopped)
         return;
     (void)pthread_mutex_lock(&s->lock);
     s->closing = true;
     (void)pthread_cond_signal(&s->wake);
     (void)pthread_mutex_unlock(&s->lock);
     (void)pthread_join(s->thread, NULL);
-    server_free(s);
+    s->stopped = true;
+}
+
+void nib_server_close(struct nib_server *s)
+{
+    nib_server_stop(s);
+    if (s)
+        server_free(s);
 }
 
 void nib_server_get_stats(struct nib_server *s, struct nib_server_stats *out)

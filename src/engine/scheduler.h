@@ -58,6 +58,7 @@ struct nib_server {
     pthread_cond_t             wake;
     struct nib_request_list    inbox;    /* lock */
     bool                       draining, closing; /* lock */
+    bool                       stopped;  /* the thread has ended; of whoever stops and closes */
     struct nib_server_stats    published; /* lock */
     struct nib_request_list    waiting;
     struct nib_request       **running; /* [n_running] oldest first */

@@ -370,7 +370,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     static route_fn *const       routes[2][4] = {{serve_chat, serve_completions, serve_tokenize, serve_detokenize},
                                                  {serve_models, serve_health, serve_metrics, serve_page}};
     static const enum nib_status refusals[] = {NIB_OK, NIB_E_LIMIT, NIB_E_STATE};
-    static struct serve_settings settings = {.log_level = 1};
+    static struct serve_settings settings = {.log_level = 1, .default_effort = NIB_EFFORT_HIGH};
     static struct serve          s = {.settings = &settings};
     size_t                       n_body, n_reply;
 

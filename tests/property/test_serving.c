@@ -356,6 +356,12 @@ static void test_close_while_busy(void **state)
     struct job *jobs = jobs_make();
     for (int i = 0; i < N_JOBS; i++)
         job_submit(r.server, &jobs[i]);
+    nib_server_stop(r.server);
+    const struct nib_request_args late = {.prompt = jobs[0].prompt, .n_prompt = 1, .sampling = jobs[0].sampling};
+    assert_int_equal(nib_server_submit(r.server, &late, NULL, NULL), NIB_E_STATE);
+    struct nib_server_stats stats;
+    nib_server_get_stats(r.server, &stats);
+    assert_int_equal(stats.n_running + stats.n_waiting, 0);
     server_close(&r);
     for (int i = 0; i < N_JOBS; i++) {
         assert_true(jobs[i].ended);
