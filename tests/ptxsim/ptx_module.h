@@ -35,7 +35,7 @@ struct px_operand {
 
 struct px_instruction {
     uint16_t op;
-    uint8_t  type[4];       /* px_type in the order written */
+    uint8_t  type[5];       /* px_type in the order written */
     uint8_t  space, compare, join, vector, n_groups;
     uint8_t  rounding;      /* a px_mod, or PX_NO_ROUNDING */
     bool     ftz, sat, cc, full; /* full: all lanes of the warp must be here (.aligned) */

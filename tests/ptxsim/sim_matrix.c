@@ -1,7 +1,7 @@
-/* Products of a warp without block scales (mma.sync), and moves of 8 x 8 matrices. The fragments are those of the ISA: with
+/* Products of a warp (mma.sync; with block scales: sim_matrix_scaled.c), and moves of 8 x 8 matrices. The fragments are those of the ISA: with
  * p values in a register, lane (g, t) = (lane / 4, lane % 4) holds of A rows g and g + 8 at k = t p .. and t p + 4 p .., of B
  * column g at the same k, of C and D rows g and g + 8 at columns 2 t and 2 t + 1. */
-#include "ptxsim/sim.h"
+#include "ptxsim/sim_tcgen05.h"
 #include "ptxsim/sim_number.h"
 
 #include <string.h>
@@ -113,7 +113,11 @@ void px_mma(struct px_warp *w, const struct px_instruction *i, uint32_t lanes)
     struct product p;
     bool           steps = w->cta->m->config.mma_by_steps;
     uint32_t       n = accumulators(i), n_a, n_b, result[PX_LANES][4];
-    if (px_has(i, PX_M_BLOCK_SCALE) || !shape_of(i, &p))
+    if (px_has(i, PX_M_BLOCK_SCALE)) {
+        px_mma_scaled(w, i, lanes);
+        return;
+    }
+    if (!shape_of(i, &p))
         px_trap(w->cta->m, "this shape of mma.sync is missing");
     if (lanes != ~0u)
         px_trap(w->cta->m, "mma.sync by lanes %08x of a warp", lanes);

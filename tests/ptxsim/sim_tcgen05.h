@@ -91,6 +91,10 @@ bool px_tensor_step(struct px_machine *m);
 void px_tensor_end(struct px_cta *c);
 void px_tensor_free(struct px_machine *m);
 
+/* ---- mma.sync with block scales (sim_matrix_scaled.c) ---- */
+
+void px_mma_scaled(struct px_warp *w, const struct px_instruction *i, uint32_t lanes);
+
 /* ---- Order (sim_tcgen05_order.c) ---- */
 
 struct px_tcgen05 *px_tc_of(struct px_cta *c);
