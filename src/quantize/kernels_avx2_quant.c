@@ -8,23 +8,14 @@
  * tests/unit/test_quantize_kernels.c compares with true divisions over every BF16 value. */
 #if defined(__x86_64__)
 
-#include "quantize/kernels_quant.h"
+#include "quantize/lanes_avx2_quant.h"
 
-#include <immintrin.h>
-#include <math.h>
 #include <string.h>
 
 #include "number/bf16.h"
-#include "number/e4m3.h"
-
-#define AVX2 __attribute__((target("avx2,fma")))
 
 /* BINADE: BF16 numbers between a value and its double. */
-enum { GROUP = 8, N_STEPS = 5, FLUSH_GROUPS = 4, BINADE = 128, CACHE_LINE = 64 };
-
-/* Global scales with which every s * g, and six times that, is a normal number with room around it. */
-#define SAFE_G_MIN 0x1p-90f
-#define SAFE_G_MAX 0x1p+90f
+enum { N_STEPS = 5, FLUSH_GROUPS = 4, BINADE = 128, CACHE_LINE = 64 };
 
 /* Steps between codes, and 6, where saturation begins; 2.5, 3.5 and 5 are powers of two from others. `bound` is the
  * half-way case in fp32 between the step and its neighbour; `up_at`: a value at the bound itself passes. */
@@ -34,39 +25,14 @@ static const struct {
 } k_step[N_STEPS] = {{0.25 + 0x1p-26, false}, {0.75 - 0x1p-25, true}, {1.25 + 0x1p-24, false}, {1.75 - 0x1p-24, true},
                      {6.0 + 0x1p-22, false}};
 
-/* A row without its first b blocks. */
-static struct nib_quant_row behind(const struct nib_quant_row *r, int64_t b)
-{
-    struct nib_quant_row rest = *r;
-    rest.n_blocks -= b;
-    if (rest.bf16)
-        rest.bf16 += b * NIB_QUANT_BLOCK;
-    if (rest.f32)
-        rest.f32 += b * NIB_QUANT_BLOCK;
-    if (rest.weight)
-        rest.weight += b * NIB_QUANT_BLOCK;
-    return rest;
-}
-
-/* Outside, and a weight never is, everything is left to the portable kernels. */
-static bool is_safe(const struct nib_quant_row *r)
-{
-    return r->g >= SAFE_G_MIN && r->g <= SAFE_G_MAX;
-}
-
-AVX2 static inline __m256i load_words(const uint16_t *x)
-{
-    return _mm256_loadu_si256((const __m256i *)(const void *)x);
-}
-
-AVX2 static float absmax(const struct nib_quant_row *r)
+NIB_AVX2 static float absmax(const struct nib_quant_row *r)
 {
     if (!r->bf16)
         return nib_quant_kernels_portable.absmax(r);
     __m256i most = _mm256_setzero_si256();
     for (int64_t b = 0; b < r->n_blocks; b++)
-        most = _mm256_max_epu16(most,
-                                _mm256_and_si256(load_words(r->bf16 + b * NIB_QUANT_BLOCK), _mm256_set1_epi16(0x7fff)));
+        most = _mm256_max_epu16(
+            most, _mm256_and_si256(nib_quant_load_words(r->bf16 + b * NIB_QUANT_BLOCK), _mm256_set1_epi16(0x7fff)));
     uint16_t lane[16];
     uint32_t best = 0;
     _mm256_storeu_si256((__m256i *)(void *)lane, most);
@@ -75,218 +41,18 @@ AVX2 static float absmax(const struct nib_quant_row *r)
     return nib_f32_from_bits(best << 16);
 }
 
-/* Eight UE4M3 bytes as floats. */
-AVX2 static inline __m256 e4m3_to_ps(const uint8_t *scales)
-{
-    const __m256i m = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)scales));
-    const __m256 normal = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(m, 20), _mm256_set1_epi32(120 << 23)));
-    const __m256  small = _mm256_mul_ps(_mm256_cvtepi32_ps(m), _mm256_set1_ps(0x1p-9f));
-    return _mm256_blendv_ps(normal, small, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(8), m)));
-}
-
-/* Eight floats in [0, 448] to UE4M3, in 32-bit lanes. */
-AVX2 static inline __m256i e4m3_from_ps(__m256 v)
-{
-    const __m256i u = _mm256_castps_si256(v);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 20), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7ffff)), odd);
-    const __m256i normal = _mm256_sub_epi32(_mm256_srli_epi32(rounded, 20), _mm256_set1_epi32(120 << 3));
-    const __m256  steps = _mm256_add_ps(_mm256_mul_ps(v, _mm256_set1_ps(512.0f)), _mm256_set1_ps(8388608.0f));
-    const __m256i small = _mm256_and_si256(_mm256_castps_si256(steps), _mm256_set1_epi32(0xf));
-    return _mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(u, _mm256_set1_epi32(0x3c7fffff)));
-}
-
-/* Byte 0 of each of eight lanes. */
-AVX2 static inline void store_bytes(uint8_t *to, __m256i v)
-{
-    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    _mm_storel_epi64((__m128i *)(void *)to, _mm_packus_epi16(words, words));
-}
-
-/* Magnitudes of a block and the one four further, each reduced to its own half. */
-AVX2 static inline __m256i two_blocks(const uint16_t *x)
-{
-    const __m256i mask = _mm256_set1_epi16(0x7fff), a = _mm256_and_si256(load_words(x), mask);
-    const __m256i b = _mm256_and_si256(load_words(x + 4 * NIB_QUANT_BLOCK), mask);
-    return _mm256_max_epu16(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-}
-
-/* The largest magnitude of each of eight blocks, by halving all of them together. */
-AVX2 static inline __m256 group_absmax(const uint16_t *x)
-{
-    __m256i half[4], quarter[2];
-    for (int i = 0; i < 4; i++)
-        half[i] = two_blocks(x + i * NIB_QUANT_BLOCK);
-    for (int i = 0; i < 2; i++)
-        quarter[i] = _mm256_max_epu16(_mm256_unpacklo_epi64(half[2 * i], half[2 * i + 1]),
-                                      _mm256_unpackhi_epi64(half[2 * i], half[2 * i + 1]));
-    const __m256  a = _mm256_castsi256_ps(quarter[0]), b = _mm256_castsi256_ps(quarter[1]);
-    const __m256i pair = _mm256_max_epu16(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)),
-                                          _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)));
-    const __m256i most = _mm256_max_epu16(pair, _mm256_slli_epi32(pair, 16));
-    return _mm256_castsi256_ps(_mm256_and_si256(most, _mm256_set1_epi32((int)0xffff0000u)));
-}
-
-/* The same of floats. */
-AVX2 static inline __m256 group_absmax_f32(const float *x)
-{
-    const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-    float        most[GROUP];
-    for (int b = 0; b < GROUP; b++, x += NIB_QUANT_BLOCK) {
-        __m256 m = _mm256_max_ps(_mm256_and_ps(_mm256_loadu_ps(x), mask), _mm256_and_ps(_mm256_loadu_ps(x + 8), mask));
-        m = _mm256_max_ps(m, _mm256_permute2f128_ps(m, m, 1));
-        m = _mm256_max_ps(m, _mm256_permute_ps(m, 0x4e));
-        most[b] = _mm256_cvtss_f32(_mm256_max_ps(m, _mm256_permute_ps(m, 0xb1)));
-    }
-    return _mm256_loadu_ps(most);
-}
-
-/* |x| / d rounded to E2M1, as nib_quant_round(): 1.5 * 2^22 times y's power of two, at least 1, added and subtracted
- * rounds to a half, one or two, whichever is y's step. */
-AVX2 static inline __m256 round_ps(__m256 y)
-{
-    const __m256  most = _mm256_min_ps(y, _mm256_set1_ps(6.0f)), power = _mm256_and_ps(most, _mm256_set1_ps(INFINITY));
-    const __m256i least_one = _mm256_castps_si256(_mm256_max_ps(power, _mm256_set1_ps(1.0f)));
-    const __m256  big = _mm256_castsi256_ps(_mm256_add_epi32(least_one, _mm256_set1_epi32((22 << 23) + (1 << 22))));
-    return _mm256_sub_ps(_mm256_add_ps(most, big), big);
-}
-
-/* Magnitudes of a block, in units. */
-AVX2 static inline void block_values(const struct nib_quant_row *r, int64_t b, float a[NIB_QUANT_BLOCK])
-{
-    const __m256 unit = _mm256_set1_ps(r->unit), mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-    for (int i = 0; i < NIB_QUANT_BLOCK; i += 8) {
-        const int64_t at = b * NIB_QUANT_BLOCK + i;
-        const __m256 x =
-            r->f32 ? _mm256_loadu_ps(r->f32 + at)
-                   : _mm256_castsi256_ps(_mm256_slli_epi32(
-                         _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(r->bf16 + at))), 16));
-        _mm256_storeu_ps(a + i, _mm256_mul_ps(_mm256_and_ps(x, mask), unit));
-    }
-}
-
-/* Errors of 16 candidates from `first` up for one block: lanes are candidates, so sums run over elements in order. */
-AVX2 static inline void block_errors(const struct nib_quant_row *r, int64_t b, const float *weight, uint8_t first,
-                                     __m256 error[2])
-{
-    uint8_t s[NIB_QUANT_CANDIDATES];
-    float   a[NIB_QUANT_BLOCK];
-    for (int i = 0; i < NIB_QUANT_CANDIDATES; i++)
-        s[i] = (uint8_t)(first + i);
-    block_values(r, b, a);
-    const __m256 unit = _mm256_set1_ps(r->unit), g = _mm256_set1_ps(r->g), one = _mm256_set1_ps(1.0f);
-    const __m256 d0 = _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(s), g), unit),
-                 d1 = _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(s + 8), g), unit);
-    const __m256 i0 = _mm256_div_ps(one, d0), i1 = _mm256_div_ps(one, d1);
-    __m256       sum0 = _mm256_setzero_ps(), sum1 = _mm256_setzero_ps();
-    for (int k = 0; k < NIB_QUANT_BLOCK; k++) {
-        const __m256 x = _mm256_broadcast_ss(a + k);
-        const __m256 e0 = _mm256_sub_ps(x, _mm256_mul_ps(round_ps(_mm256_mul_ps(x, i0)), d0));
-        const __m256 e1 = _mm256_sub_ps(x, _mm256_mul_ps(round_ps(_mm256_mul_ps(x, i1)), d1));
-        const __m256 ee0 = _mm256_mul_ps(e0, e0), ee1 = _mm256_mul_ps(e1, e1);
-        const __m256 h = weight ? _mm256_broadcast_ss(weight + b * NIB_QUANT_BLOCK + k) : one;
-        sum0 = _mm256_add_ps(sum0, weight ? _mm256_mul_ps(ee0, h) : ee0);
-        sum1 = _mm256_add_ps(sum1, weight ? _mm256_mul_ps(ee1, h) : ee1);
-    }
-    error[0] = sum0;
-    error[1] = sum1;
-}
-
-/* The first of the smallest. */
-AVX2 static inline int least_of(const __m256 error[2])
-{
-    __m256 m = _mm256_min_ps(error[0], error[1]);
-    m = _mm256_min_ps(m, _mm256_permute2f128_ps(m, m, 1));
-    m = _mm256_min_ps(m, _mm256_permute_ps(m, 0x4e));
-    m = _mm256_min_ps(m, _mm256_permute_ps(m, 0xb1));
-    const int low = _mm256_movemask_ps(_mm256_cmp_ps(error[0], m, _CMP_EQ_OQ)),
-              high = _mm256_movemask_ps(_mm256_cmp_ps(error[1], m, _CMP_EQ_OQ));
-    return __builtin_ctz((unsigned)low | (unsigned)high << 8 | 1u << 16);
-}
-
-/* Scales from the largest magnitudes of a group of blocks: e4m3(min(amax / target / g, 448)). */
-AVX2 static inline __m256i scales_for(__m256 amax, float target, float g)
-{
-    const __m256 s = _mm256_div_ps(_mm256_div_ps(amax, _mm256_set1_ps(target)), _mm256_set1_ps(g));
-    return e4m3_from_ps(_mm256_min_ps(s, _mm256_set1_ps(NIB_E4M3_MAX)));
-}
-
-/* First candidates of a search, as nib_quant_first_candidate(). */
-AVX2 static inline __m256i first_candidates(__m256 amax, float g)
-{
-    const __m256  t = _mm256_div_ps(_mm256_div_ps(amax, _mm256_set1_ps(6.0f)), _mm256_set1_ps(g));
-    const __m256i c = e4m3_from_ps(_mm256_min_ps(_mm256_mul_ps(t, _mm256_set1_ps(0.6f)), _mm256_set1_ps(NIB_E4M3_MAX)));
-    return _mm256_min_epi32(_mm256_max_epi32(c, _mm256_set1_epi32(1)), _mm256_set1_epi32(NIB_QUANT_FIRST_MAX));
-}
-
-AVX2 static inline void choose_mse(const struct nib_quant_row *r, int64_t at, __m256 amax, const float *weight,
-                                   uint8_t *scales)
-{
-    uint8_t   first[GROUP];
-    const int zero = _mm256_movemask_ps(_mm256_cmp_ps(amax, _mm256_setzero_ps(), _CMP_EQ_OQ));
-    store_bytes(first, first_candidates(amax, r->g));
-    for (int b = 0; b < GROUP; b++) {
-        __m256 error[2];
-        block_errors(r, at + b, weight, first[b], error);
-        scales[b] = zero >> b & 1 ? 0 : (uint8_t)(first[b] + least_of(error));
-    }
-}
-
-/* The scale that maps the largest to 4 is at most eight codes above the one for 6: both are among 16 candidates. */
-AVX2 static inline void choose_4over6(const struct nib_quant_row *r, int64_t at, __m256 amax, const float *weight,
-                                      uint8_t *scales)
-{
-    uint8_t six[GROUP], four[GROUP];
-    store_bytes(six, scales_for(amax, 6.0f, r->g));
-    store_bytes(four, scales_for(amax, 4.0f, r->g));
-    for (int b = 0; b < GROUP; b++) {
-        __m256 error[2];
-        float  e[NIB_QUANT_CANDIDATES];
-        block_errors(r, at + b, weight, six[b], error);
-        _mm256_storeu_ps(e, error[0]);
-        _mm256_storeu_ps(e + 8, error[1]);
-        scales[b] = six[b] == 0 || e[(four[b] - six[b]) & 15] < e[0] ? four[b] : six[b];
-    }
-}
-
-AVX2 static inline void choose_group(const struct nib_quant_row *r, int64_t at, enum nib_quant_choice how,
-                                     const float *weight, uint8_t *scales)
-{
-    const __m256 amax = r->f32 ? group_absmax_f32(r->f32 + at * NIB_QUANT_BLOCK)
-                               : group_absmax(r->bf16 + at * NIB_QUANT_BLOCK);
-    if (how == NIB_QUANT_CHOOSE_ABSMAX)
-        store_bytes(scales + at, scales_for(amax, 6.0f, r->g));
-    else if (how == NIB_QUANT_CHOOSE_4OVER6)
-        choose_4over6(r, at, amax, weight, scales + at);
-    else
-        choose_mse(r, at, amax, weight, scales + at);
-}
-
-AVX2 static void choose(const struct nib_quant_row *r, enum nib_quant_choice how, uint8_t *scales)
-{
-    const int64_t n_groups = is_safe(r) ? r->n_blocks / GROUP : 0;
-    for (int64_t i = 0; i < n_groups; i++) {
-        if (r->weight)
-            choose_group(r, i * GROUP, how, r->weight, scales);
-        else
-            choose_group(r, i * GROUP, how, NULL, scales);
-    }
-    const struct nib_quant_row rest = behind(r, n_groups * GROUP);
-    nib_quant_kernels_portable.choose(&rest, how, scales + n_groups * GROUP);
-}
-
 /* What the comparisons of a block need, for each of a group twice in 32 bits: the largest BF16 magnitudes that do not
  * pass a step, or those less 127 where the difference is divided. Where a block's scale is zero nothing passes. */
 enum { T_025, T_075, T_125, T_600, A_125, A_175, N_BOUNDS };
 
 struct thresholds {
-    uint32_t bound[N_BOUNDS][GROUP];
-    float    d[GROUP]; /* in units */
+    uint32_t bound[N_BOUNDS][NIB_QUANT_GROUP];
+    float    d[NIB_QUANT_GROUP]; /* in units */
     unsigned dead; /* bit b: block b has a scale of zero */
 };
 
 /* The bits of the largest float that does not pass a step, found through double. */
-AVX2 static __m256i exact_step(__m256 d, int i)
+NIB_AVX2 static __m256i exact_step(__m256 d, int i)
 {
     const __m256d d0 = _mm256_cvtps_pd(_mm256_castps256_ps128(d)), d1 = _mm256_cvtps_pd(_mm256_extractf128_ps(d, 1));
     const __m256d bound = _mm256_set1_pd(k_step[i].bound), p0 = _mm256_mul_pd(d0, bound), p1 = _mm256_mul_pd(d1, bound);
@@ -302,19 +68,19 @@ AVX2 static __m256i exact_step(__m256 d, int i)
 }
 
 /* The upper half of each lane in both halves. */
-AVX2 static inline __m256i top_twice(__m256i v)
+NIB_AVX2 static inline __m256i top_twice(__m256i v)
 {
     return _mm256_blend_epi16(_mm256_srli_epi32(v, 16), v, 0xaa);
 }
 
-AVX2 static inline void store_bound(struct thresholds *t, int i, __m256i v)
+NIB_AVX2 static inline void store_bound(struct thresholds *t, int i, __m256i v)
 {
     _mm256_storeu_si256((__m256i *)(void *)t->bound[i], v);
 }
 
-AVX2 static void find_thresholds(const uint8_t *scales, float g, float unit, struct thresholds *t)
+NIB_AVX2 static void find_thresholds(const uint8_t *scales, float g, float unit, struct thresholds *t)
 {
-    const __m256 d = _mm256_mul_ps(e4m3_to_ps(scales), _mm256_set1_ps(g)),
+    const __m256 d = _mm256_mul_ps(nib_quant_e4m3_to_ps(scales), _mm256_set1_ps(g)),
                  inf = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
     const __m256 dead = _mm256_cmp_ps(d, _mm256_setzero_ps(), _CMP_EQ_OQ), safe = _mm256_blendv_ps(d, inf, dead);
     __m256i      top[N_STEPS];
@@ -332,7 +98,7 @@ AVX2 static void find_thresholds(const uint8_t *scales, float g, float unit, str
 
 /* Under one global scale, bounds of normal scales with the same three bits of mantissa differ by powers of two: `one`
  * are those of the eight from 1 to 1.875. Groups that hold other scales, zeros too, are worked out in full. */
-AVX2 static inline void look_up_thresholds(const struct thresholds *one, const uint8_t *scales, float g, float unit,
+NIB_AVX2 static inline void look_up_thresholds(const struct thresholds *one, const uint8_t *scales, float g, float unit,
                                            struct thresholds *t)
 {
     const __m256i s = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)scales));
@@ -352,7 +118,7 @@ AVX2 static inline void look_up_thresholds(const struct thresholds *one, const u
     t->dead = 0;
 }
 
-AVX2 static inline __m256i word_pair(const uint32_t *v)
+NIB_AVX2 static inline __m256i word_pair(const uint32_t *v)
 {
     return _mm256_set1_epi32((int)*v);
 }
@@ -362,7 +128,7 @@ struct lanes {
     __m256 xx, yy, ee;
 };
 
-AVX2 static inline void add_half(struct lanes *l, __m256 x, __m256 y)
+NIB_AVX2 static inline void add_half(struct lanes *l, __m256 x, __m256 y)
 {
     const __m256 e = _mm256_sub_ps(x, y);
     l->xx = _mm256_fmadd_ps(x, x, l->xx);
@@ -371,26 +137,26 @@ AVX2 static inline void add_half(struct lanes *l, __m256 x, __m256 y)
 }
 
 /* Words that are BF16 to floats: of each 128 bits the first four, or the last four. */
-AVX2 static inline __m256 first_ps(__m256i words)
+NIB_AVX2 static inline __m256 first_ps(__m256i words)
 {
     return _mm256_castsi256_ps(_mm256_unpacklo_epi16(_mm256_setzero_si256(), words));
 }
 
-AVX2 static inline __m256 last_ps(__m256i words)
+NIB_AVX2 static inline __m256 last_ps(__m256i words)
 {
     return _mm256_castsi256_ps(_mm256_unpackhi_epi16(_mm256_setzero_si256(), words));
 }
 
 /* A block: source words and decoded quotients, both BF16; d is in units too. `unit` is NULL where it is 1, as it nearly
  * always is. */
-AVX2 static inline void add_block(struct lanes *l, __m256i x, __m256i q, __m256 d, const float *unit)
+NIB_AVX2 static inline void add_block(struct lanes *l, __m256i x, __m256i q, __m256 d, const float *unit)
 {
     const __m256 x0 = first_ps(x), x1 = last_ps(x);
     add_half(l, unit ? _mm256_mul_ps(x0, _mm256_broadcast_ss(unit)) : x0, _mm256_mul_ps(first_ps(q), d));
     add_half(l, unit ? _mm256_mul_ps(x1, _mm256_broadcast_ss(unit)) : x1, _mm256_mul_ps(last_ps(q), d));
 }
 
-AVX2 static double flush(__m256 *v)
+NIB_AVX2 static double flush(__m256 *v)
 {
     float  lane[8];
     double sum = 0;
@@ -401,7 +167,7 @@ AVX2 static double flush(__m256 *v)
     return sum;
 }
 
-AVX2 static inline void flush_lanes(struct lanes *l, struct nib_quant_sums *sums)
+NIB_AVX2 static inline void flush_lanes(struct lanes *l, struct nib_quant_sums *sums)
 {
     sums->xx += flush(&l->xx);
     sums->yy += flush(&l->yy);
@@ -409,12 +175,12 @@ AVX2 static inline void flush_lanes(struct lanes *l, struct nib_quant_sums *sums
 }
 
 /* E2M1 codes in bytes as BF16: the halves of each value by table. */
-AVX2 static inline __m256i table_of(__m128i half)
+NIB_AVX2 static inline __m256i table_of(__m128i half)
 {
     return _mm256_broadcastsi128_si256(half);
 }
 
-AVX2 static inline __m256i code_highs(__m256i codes)
+NIB_AVX2 static inline __m256i code_highs(__m256i codes)
 {
     return _mm256_shuffle_epi8(
         table_of(_mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, (char)0x80, (char)0xbf, (char)0xbf,
@@ -422,7 +188,7 @@ AVX2 static inline __m256i code_highs(__m256i codes)
         codes);
 }
 
-AVX2 static inline __m256i code_lows(__m256i codes)
+NIB_AVX2 static inline __m256i code_lows(__m256i codes)
 {
     return _mm256_shuffle_epi8(table_of(_mm_setr_epi8(0, 0, (char)0x80, (char)0xc0, 0, 0x40, (char)0x80, (char)0xc0, 0,
                                                       0, (char)0x80, (char)0xc0, 0, 0x40, (char)0x80, (char)0xc0)),
@@ -431,7 +197,7 @@ AVX2 static inline __m256i code_lows(__m256i codes)
 
 /* How many steps each of 16 magnitudes passes; *saturated gets -1 for each that is beyond the grid. From 1.25 up steps
  * repeat with every binade, as BF16 numbers 128 apart, and so are counted by a shift; above 6 the count would go on. */
-AVX2 static inline __m256i count_steps(__m256i magnitude, const struct thresholds *t, int b, __m256i *saturated)
+NIB_AVX2 static inline __m256i count_steps(__m256i magnitude, const struct thresholds *t, int b, __m256i *saturated)
 {
     const __m256i above = _mm256_max_epi16(magnitude, word_pair(&t->bound[T_125][b]));
     const __m256i even = _mm256_srli_epi16(_mm256_sub_epi16(above, word_pair(&t->bound[A_125][b])), 7);
@@ -445,10 +211,11 @@ AVX2 static inline __m256i count_steps(__m256i magnitude, const struct threshold
 
 /* Two blocks. Returns their codes, packed, in the lower bytes of words: 4 of the first block and 4 of the second from
  * their first halves, then the same of their last halves. An encoder keeps signs, so errors are those of magnitudes. */
-AVX2 static inline __m256i two_codes(const uint16_t *x, const struct thresholds *t, int b, const float *unit,
+NIB_AVX2 static inline __m256i two_codes(const uint16_t *x, const struct thresholds *t, int b, const float *unit,
                                      __m256i *saturated, struct lanes *l)
 {
-    const __m256i mask = _mm256_set1_epi16(0x7fff), w0 = load_words(x), w1 = load_words(x + NIB_QUANT_BLOCK);
+    const __m256i mask = _mm256_set1_epi16(0x7fff), w0 = nib_quant_load_words(x),
+                  w1 = nib_quant_load_words(x + NIB_QUANT_BLOCK);
     const __m256i m0 = _mm256_and_si256(w0, mask), m1 = _mm256_and_si256(w1, mask);
     const __m256i counts = _mm256_packus_epi16(count_steps(m0, t, b, saturated), count_steps(m1, t, b + 1, saturated));
     const __m256i high = code_highs(counts), low = code_lows(counts);
@@ -459,11 +226,11 @@ AVX2 static inline __m256i two_codes(const uint16_t *x, const struct thresholds 
     return _mm256_maddubs_epi16(_mm256_or_si256(counts, signs), _mm256_set1_epi16(0x1001));
 }
 
-AVX2 static inline void encode_group(const uint16_t *x, const struct thresholds *t, const float *unit, uint8_t *codes,
-                                     __m256i *saturated, struct lanes *l)
+NIB_AVX2 static inline void encode_group(const uint16_t *x, const struct thresholds *t, const float *unit,
+                                         uint8_t *codes, __m256i *saturated, struct lanes *l)
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    for (int b = 0; b < GROUP; b += 4) {
+    for (int b = 0; b < NIB_QUANT_GROUP; b += 4) {
         const __m256i a = two_codes(x + b * NIB_QUANT_BLOCK, t, b, unit, saturated, l);
         const __m256i c = two_codes(x + (b + 2) * NIB_QUANT_BLOCK, t, b + 2, unit, saturated, l);
         _mm256_storeu_si256((__m256i *)(void *)(codes + b * (NIB_QUANT_BLOCK / 2)),
@@ -477,12 +244,12 @@ AVX2 static inline void encode_group(const uint16_t *x, const struct thresholds 
 /* Rows follow each other: the next one is fetched from memory while this one is worked on. */
 static inline void fetch_next(const struct nib_quant_row *r, int64_t group)
 {
-    const char *at = (const char *)(r->bf16 + (r->n_blocks + group * GROUP) * NIB_QUANT_BLOCK);
-    for (int k = 0; k < GROUP * NIB_QUANT_BLOCK * 2; k += CACHE_LINE)
+    const char *at = (const char *)(r->bf16 + (r->n_blocks + group * NIB_QUANT_GROUP) * NIB_QUANT_BLOCK);
+    for (int k = 0; k < NIB_QUANT_GROUP * NIB_QUANT_BLOCK * 2; k += CACHE_LINE)
         __builtin_prefetch(at + k);
 }
 
-AVX2 static inline void flush_saturated(__m256i *saturated, struct nib_quant_sums *sums)
+NIB_AVX2 static inline void flush_saturated(__m256i *saturated, struct nib_quant_sums *sums)
 {
     int32_t part[8];
     _mm256_storeu_si256((__m256i *)(void *)part, _mm256_madd_epi16(*saturated, _mm256_set1_epi16(-1)));
@@ -492,43 +259,45 @@ AVX2 static inline void flush_saturated(__m256i *saturated, struct nib_quant_sum
 }
 
 /* Bounds first and then codes, several groups at a time, so that either keeps its constants in registers. */
-AVX2 static inline void encode_groups(const struct nib_quant_row *r, int64_t n_groups, const float *unit,
+NIB_AVX2 static inline void encode_groups(const struct nib_quant_row *r, int64_t n_groups, const float *unit,
                                       const uint8_t *scales, uint8_t *codes, struct nib_quant_sums *sums)
 {
     struct lanes      l = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     __m256i           saturated = _mm256_setzero_si256();
-    static const uint8_t mantissas[GROUP] = {0x38, 0x39, 0x3a, 0x3b, 0x3c, 0x3d, 0x3e, 0x3f};
+    static const uint8_t mantissas[NIB_QUANT_GROUP] = {0x38, 0x39, 0x3a, 0x3b, 0x3c, 0x3d, 0x3e, 0x3f};
     struct thresholds one, t[FLUSH_GROUPS];
     find_thresholds(mantissas, r->g, r->unit, &one);
     for (int64_t i = 0; i < n_groups; i += FLUSH_GROUPS) {
         for (int k = 0; k < FLUSH_GROUPS; k++)
-            look_up_thresholds(&one, scales + (i + k) * GROUP, r->g, r->unit, &t[k]);
+            look_up_thresholds(&one, scales + (i + k) * NIB_QUANT_GROUP, r->g, r->unit, &t[k]);
         for (int k = 0; k < FLUSH_GROUPS; k++) {
             fetch_next(r, i + k);
-            encode_group(r->bf16 + (i + k) * GROUP * NIB_QUANT_BLOCK, &t[k], unit,
-                         codes + (i + k) * GROUP * (NIB_QUANT_BLOCK / 2), &saturated, &l);
+            encode_group(r->bf16 + (i + k) * NIB_QUANT_GROUP * NIB_QUANT_BLOCK, &t[k], unit,
+                         codes + (i + k) * NIB_QUANT_GROUP * (NIB_QUANT_BLOCK / 2), &saturated, &l);
         }
         flush_saturated(&saturated, sums);
         flush_lanes(&l, sums);
     }
 }
 
-AVX2 static void encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *codes,
+NIB_AVX2 static void encode(const struct nib_quant_row *r, const uint8_t *scales, uint8_t *codes,
                         struct nib_quant_sums *sums)
 {
     /* Groups end where the portable kernel adds up, so that what is left over begins a new sum there too. */
-    const int64_t n_groups = r->bf16 && is_safe(r) ? r->n_blocks / (GROUP * FLUSH_GROUPS) * FLUSH_GROUPS : 0;
+    const int64_t n_groups = r->bf16 && nib_quant_is_safe(r)
+                                 ? r->n_blocks / (NIB_QUANT_GROUP * FLUSH_GROUPS) * FLUSH_GROUPS
+                                 : 0;
     if (r->unit == 1)
         encode_groups(r, n_groups, NULL, scales, codes, sums);
     else
         encode_groups(r, n_groups, &r->unit, scales, codes, sums);
-    const struct nib_quant_row rest = behind(r, n_groups * GROUP);
-    nib_quant_kernels_portable.encode(&rest, scales + n_groups * GROUP,
-                                      codes + n_groups * GROUP * (NIB_QUANT_BLOCK / 2), sums);
+    const struct nib_quant_row rest = nib_quant_behind(r, n_groups * NIB_QUANT_GROUP);
+    nib_quant_kernels_portable.encode(&rest, scales + n_groups * NIB_QUANT_GROUP,
+                                      codes + n_groups * NIB_QUANT_GROUP * (NIB_QUANT_BLOCK / 2), sums);
 }
 
 /* Eight bytes of codes to 16, those of two blocks side by side in each half, as unpacking wants them. */
-AVX2 static inline __m256i spread_codes(const uint8_t *codes)
+NIB_AVX2 static inline __m256i spread_codes(const uint8_t *codes)
 {
     const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)codes);
     const __m128i even = _mm_and_si128(bytes, _mm_set1_epi8(15)),
@@ -536,21 +305,21 @@ AVX2 static inline __m256i spread_codes(const uint8_t *codes)
     return _mm256_permute4x64_epi64(_mm256_set_m128i(_mm_unpackhi_epi8(even, odd), _mm_unpacklo_epi8(even, odd)), 0xd8);
 }
 
-AVX2 static inline void measure_groups(const struct nib_quant_row *r, int64_t n_groups, const float *unit,
+NIB_AVX2 static inline void measure_groups(const struct nib_quant_row *r, int64_t n_groups, const float *unit,
                                        const uint8_t *scales, const uint8_t *codes, struct nib_quant_sums *sums)
 {
     const __m256 one = _mm256_set1_ps(r->unit), g = _mm256_set1_ps(r->g);
     struct lanes l = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int64_t i = 0; i < n_groups; i++) {
-        float d[GROUP];
-        _mm256_storeu_ps(d, _mm256_mul_ps(_mm256_mul_ps(e4m3_to_ps(scales + i * GROUP), g), one));
-        for (int b = 0; b < GROUP; b += 2) {
-            const int64_t   at = i * GROUP + b;
+        float d[NIB_QUANT_GROUP];
+        _mm256_storeu_ps(d, _mm256_mul_ps(_mm256_mul_ps(nib_quant_e4m3_to_ps(scales + i * NIB_QUANT_GROUP), g), one));
+        for (int b = 0; b < NIB_QUANT_GROUP; b += 2) {
+            const int64_t   at = i * NIB_QUANT_GROUP + b;
             const uint16_t *x = r->bf16 + at * NIB_QUANT_BLOCK;
             const __m256i c = spread_codes(codes + at * (NIB_QUANT_BLOCK / 2)), high = code_highs(c),
                           low = code_lows(c);
-            add_block(&l, load_words(x), _mm256_unpacklo_epi8(low, high), _mm256_broadcast_ss(&d[b]), unit);
-            add_block(&l, load_words(x + NIB_QUANT_BLOCK), _mm256_unpackhi_epi8(low, high),
+            add_block(&l, nib_quant_load_words(x), _mm256_unpacklo_epi8(low, high), _mm256_broadcast_ss(&d[b]), unit);
+            add_block(&l, nib_quant_load_words(x + NIB_QUANT_BLOCK), _mm256_unpackhi_epi8(low, high),
                       _mm256_broadcast_ss(&d[b + 1]), unit);
         }
         if ((i + 1) % FLUSH_GROUPS == 0)
@@ -558,20 +327,20 @@ AVX2 static inline void measure_groups(const struct nib_quant_row *r, int64_t n_
     }
 }
 
-AVX2 static void measure(const struct nib_quant_row *r, const uint8_t *scales, const uint8_t *codes,
+NIB_AVX2 static void measure(const struct nib_quant_row *r, const uint8_t *scales, const uint8_t *codes,
                          struct nib_quant_sums *sums)
 {
-    const int64_t n_groups = r->bf16 ? r->n_blocks / (GROUP * FLUSH_GROUPS) * FLUSH_GROUPS : 0;
+    const int64_t n_groups = r->bf16 ? r->n_blocks / (NIB_QUANT_GROUP * FLUSH_GROUPS) * FLUSH_GROUPS : 0;
     if (r->unit == 1)
         measure_groups(r, n_groups, NULL, scales, codes, sums);
     else
         measure_groups(r, n_groups, &r->unit, scales, codes, sums);
-    const struct nib_quant_row rest = behind(r, n_groups * GROUP);
-    nib_quant_kernels_portable.measure(&rest, scales + n_groups * GROUP,
-                                       codes + n_groups * GROUP * (NIB_QUANT_BLOCK / 2), sums);
+    const struct nib_quant_row rest = nib_quant_behind(r, n_groups * NIB_QUANT_GROUP);
+    nib_quant_kernels_portable.measure(&rest, scales + n_groups * NIB_QUANT_GROUP,
+                                       codes + n_groups * NIB_QUANT_GROUP * (NIB_QUANT_BLOCK / 2), sums);
 }
 
-AVX2 static void fp8_to_bf16(const uint8_t *x, int64_t n, int32_t k, uint16_t *out)
+NIB_AVX2 static void fp8_to_bf16(const uint8_t *x, int64_t n, int32_t k, uint16_t *out)
 {
     /* Subnormals m * 2^-9 = BF16 with exponent 118 + floor(log2 m): the two bytes of each by table. */
     const __m256i low = _mm256_broadcastsi128_si256(
@@ -595,8 +364,11 @@ AVX2 static void fp8_to_bf16(const uint8_t *x, int64_t n, int32_t k, uint16_t *o
     nib_quant_kernels_portable.fp8_to_bf16(x + i, n - i, k, out + i);
 }
 
-const struct nib_quant_kernels nib_quant_kernels_avx2 = {
-    .absmax = absmax, .choose = choose, .encode = encode, .measure = measure, .fp8_to_bf16 = fp8_to_bf16};
+const struct nib_quant_kernels nib_quant_kernels_avx2 = {.absmax = absmax,
+                                                         .choose = nib_quant_choose_avx2,
+                                                         .encode = encode,
+                                                         .measure = measure,
+                                                         .fp8_to_bf16 = fp8_to_bf16};
 
 #else
 typedef int nib_quant_no_avx2; /* a translation unit may not be empty */
