@@ -203,7 +203,7 @@ static enum nib_status add(struct nib_text *t, const char *fmt, ...)
 static enum nib_status add_family(struct nib_text *t, const struct family *f)
 {
     const struct nib_quant_stats *s = &f->total;
-    return add(t, "| %s | %" PRId64 " | %" PRId64 " | %.4g | %.6f | %" PRIu64 " | %" PRId64 " | %.3f | %.3f |\n",
+    return add(t, "| %s | %" PRId64 " | %" PRId64 " | %.4g | %.6f | %" PRIu64 " | %" PRId64 " | %.4g | %.4g |\n",
                f->name, f->n, f->n_exact, nib_quant_relative_mse(&s->sums), nib_quant_cosine(&s->sums), s->n_recoded,
                s->sums.saturated, (double)f->before / 1e9, (double)f->after / 1e9);
 }
@@ -215,7 +215,7 @@ static enum nib_status report_text(const struct nib_quant_plan *p, struct nib_te
     const int n = sum_families(p, families, &all), n_worst = find_worst(p, worst);
     NIB_TRY(add(t,
                 "# NVFP4 quantisation\n\nPreset `%s`, method `%s`, %s names. %" PRId64
-                " tensors in %d files: %.3f GB from %.3f GB.\n\n",
+                " tensors in %d shards: %.4g GB from %.4g GB.\n\n",
                 nib_quant_preset_name(p->options->preset), nib_quant_method_name(p->options->method),
                 p->hf ? "Hugging Face" : "official", p->n_outputs, (int)p->n_shards, (double)p->output_bytes / 1e9,
                 (double)p->source_bytes / 1e9));
