@@ -1,6 +1,6 @@
-/* Products of a warp (mma.sync; with block scales: sim_matrix_scaled.c), and moves of 8 x 8 matrices. The fragments are those of the ISA: with
- * p values in a register, lane (g, t) = (lane / 4, lane % 4) holds of A rows g and g + 8 at k = t p .. and t p + 4 p .., of B
- * column g at the same k, of C and D rows g and g + 8 at columns 2 t and 2 t + 1. */
+/* Products of a warp (mma.sync; with block scales: sim_matrix_scaled.c), and moves of 8 x 8 matrices. The fragments are those
+ * of the ISA: with p values in a register, lane (g, t) = (lane / 4, lane % 4) holds of A rows g and g + 8 at k = t p .. and
+ * t p + 4 p .., of B column g at the same k, of C and D rows g and g + 8 at columns 2 t and 2 t + 1. */
 #include "ptxsim/sim_tcgen05.h"
 #include "ptxsim/sim_number.h"
 

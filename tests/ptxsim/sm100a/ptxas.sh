@@ -1,5 +1,6 @@
 # ptxas.sh NVCC SOURCE_DIR WORK_DIR TARGET...: assembles the sm_100a kernels for the targets (100a, 100f, 103a) and holds what
 # ptxas reports to the plan: no spills, no stack, registers and static shared memory within bounds, each kernel present.
+# ptxas.sh PTXAS PTX_DIR WORK_DIR TARGET: the same from PTX that the build has emitted for that target.
 nvcc=$1 source=$2 work=$3
 shift 3
 targets=$*
@@ -16,11 +17,19 @@ combine nib_sm100a_combine 40 0'
 
 for file in linear norm swiglu pack groups combine; do
     set --
-    for target in $targets; do
-        set -- "$@" -gencode "arch=compute_$target,code=sm_$target"
-    done
-    if ! "$nvcc" -std=c++17 -O3 -fmad=false -I"$source/src" -I"$source/include" "$@" -Xptxas -v --threads 2 -c -o "$work/$file.o" \
-        "$source/src/backend/cuda/sm100a/${file}_sm100a.cu" >"$work/$file.txt" 2>&1; then
+    case $nvcc in
+    *ptxas)
+        set -- -arch="sm_$targets" -v -o "$work/$file.cubin" "$source/${file}_sm100a.ptx"
+        ;;
+    *)
+        for target in $targets; do
+            set -- "$@" -gencode "arch=compute_$target,code=sm_$target"
+        done
+        set -- "$@" -std=c++17 -O3 -fmad=false -I"$source/src" -I"$source/include" -Xptxas -v --threads 2 -c \
+            -o "$work/$file.o" "$source/src/backend/cuda/sm100a/${file}_sm100a.cu"
+        ;;
+    esac
+    if ! "$nvcc" "$@" >"$work/$file.txt" 2>&1; then
         cat "$work/$file.txt"
         exit 1
     fi
