@@ -54,6 +54,10 @@ bool choice_token(struct choice *c, const struct nib_drawn_token *t);
 /* It ended: what is held goes out, the last chunk too. The exchange is locked. */
 void choice_end(struct choice *c, const struct nib_request_result *r);
 
+/* serve_logprobs.c: a token's entry, and what a chunk or an answer carries of the entries from `from` on. */
+void    choice_keep_logprob(struct choice *c, const struct nib_drawn_token *t);
+json_t *choice_logprobs(struct choice *c, size_t from);
+
 /* A token of a prescribed call came. */
 void choice_take_forced(struct choice *c, int32_t id);
 
