@@ -57,7 +57,8 @@ struct nib_error {
 
 /* ---- Options -------------------------------------------------------------------------------------------------- */
 
-enum nib_act_quant { NIB_ACT_QUANT_AUTO, NIB_ACT_QUANT_NONE, NIB_ACT_QUANT_FP8, NIB_ACT_QUANT_NVFP4 };
+enum nib_act_quant { NIB_ACT_QUANT_AUTO, NIB_ACT_QUANT_NONE, NIB_ACT_QUANT_FP8, NIB_ACT_QUANT_NVFP4,
+                     NIB_ACT_QUANT_INT8 };
 enum nib_kv        { NIB_KV_F32, NIB_KV_BF16, NIB_KV_FP8, NIB_KV_NVFP4 };
 enum nib_numerics  { NIB_NUMERICS_MODEL, NIB_NUMERICS_RELEASE };
 
@@ -75,6 +76,8 @@ struct nib_options {
     bool               mtp;        /* load the MTP block and keep its state; false */
     int32_t            n_drafts;   /* most tokens that may be drafted in a step for a sequence, 0 to 8; above 0 sets mtp; 0 */
     uint32_t           cpu_mask;   /* CPU features that may be used; ~0 */
+    const char        *cpu;        /* level of the cpu backend's kernels: "c", "avx2", "avx512", "vnni", "neon" or
+                                      "dotprod", refused where the machine lacks it; NULL: the machine's best */
     /* For finding faults; docs/tracing.md. Both make steps many times slower. */
     const char        *trace;      /* file that gets a line of JSON for every op; NULL */
     const char        *compare;    /* "ref": run every op there too, and fail at the first result out of bounds; NULL */

@@ -224,9 +224,11 @@ bool cli_parse(const struct cli_syntax *s, int argc, char **argv, int *exit_code
 const char *const cli_backend_names[] = {"auto", "ref", "cpu", "cuda", NULL};
 
 /* In the order of the library's enums. */
-static const char *const act_quant_names[] = {"auto", "none", "fp8", "nvfp4", NULL};
+static const char *const act_quant_names[] = {"auto", "none", "fp8", "nvfp4", "int8", NULL};
 static const char *const kv_names[] = {"f32", "bf16", "fp8", "nvfp4", NULL};
 static const char *const numerics_names[] = {"model", "release", NULL};
+
+const char *const cli_cpu_names[] = {"auto", "c", "avx2", "avx512", "vnni", "neon", "dotprod", NULL};
 
 const char *const cli_draft_names[] = {"0", "1", "2", "3", "4", "5", "6", "7", "8", "auto", NULL};
 
@@ -243,6 +245,8 @@ void cli_engine_options_init(struct cli_engine_options *e)
          .help = "CPU threads; 0: all cores. Changes no result"},
         {.name = "--backend", .kind = CLI_KIND_CHOICE, .value = &e->backend, .choices = cli_backend_names,
          .help = "auto: a usable card if this build has cuda, else cpu; ref: plain loops that define what is right, slow"},
+        {.name = "--cpu", .kind = CLI_KIND_CHOICE, .value = &e->cpu, .choices = cli_cpu_names,
+         .help = "kernels of this level and none above it; auto: the machine's best"},
         {.name = "--act-quant", .kind = CLI_KIND_CHOICE, .value = &e->act_quant, .given = &e->act_quant_given,
          .choices = act_quant_names, .help = "round activations before quantised weights; auto: none on ref and cpu"},
         {.name = "--kv", .kind = CLI_KIND_CHOICE, .value = &e->kv, .given = &e->kv_given, .choices = kv_names,

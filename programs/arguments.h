@@ -54,10 +54,11 @@ struct cli_engine_options {
     const char       *model; /* NULL: the bundled model */
     int32_t           backend, threads, ctx, act_quant, kv, numerics;
     bool              act_quant_given, kv_given, verbose;
+    int32_t           cpu;     /* index into cli_cpu_names; 0: the machine's best */
     const char       *trace;   /* NULL: none */
     int32_t           compare; /* 1: with ref */
     int32_t           drafts;  /* index into cli_draft_names; only run has the option */
-    struct cli_option table[10];
+    struct cli_option table[11];
     int               n_table;
 };
 void cli_engine_options_init(struct cli_engine_options *e);
@@ -66,6 +67,9 @@ void cli_engine_options_init(struct cli_engine_options *e);
 #define CLI_DRAFTS_MAX  8
 #define CLI_DRAFTS_AUTO (CLI_DRAFTS_MAX + 1)
 extern const char *const cli_draft_names[];
+
+/* Values of --cpu; NULL-terminated. */
+extern const char *const cli_cpu_names[];
 
 /* Names for --backend, as the library knows them, whether or not this build has them; NULL-terminated. */
 extern const char *const cli_backend_names[]; /* "auto" first */

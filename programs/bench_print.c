@@ -45,7 +45,7 @@ static const char *ops_text(char out[32], uint64_t ops)
 
 static void print_head(const struct bench_result *r)
 {
-    static const char *const act[] = {"auto", "none", "fp8", "nvfp4"};
+    static const char *const act[] = {"auto", "none", "fp8", "nvfp4", "int8"};
     static const char *const kv[] = {"f32", "bf16", "fp8", "nvfp4"};
     const struct nib_machine *m = &r->machine;
     char                      bytes[32];

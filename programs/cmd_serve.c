@@ -96,7 +96,8 @@ static void plan_memory(const struct session *s, const struct serve_command *c, 
 static void log_settings(const struct session *s, const struct serve_command *c, const struct serve *serve,
                          const struct nib_server_options *so)
 {
-    static const char *const     kv_names[] = {"f32", "bf16", "fp8", "nvfp4"}, *const quant_names[] = {"auto", "none", "fp8", "nvfp4"};
+    static const char *const     kv_names[] = {"f32", "bf16", "fp8", "nvfp4"};
+    static const char *const     quant_names[] = {"auto", "none", "fp8", "nvfp4", "int8"};
     const struct nib_options    *r = nib_engine_options(s->engine);
     const struct serve_settings *o = &c->settings;
     cli_note("serving '%s' from %s: backend %s, threads %d, context %d, kv %s, act-quant %s, numerics %s, drafts %s", serve->name, s->dir,

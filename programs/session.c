@@ -99,6 +99,7 @@ int session_engine_options(const struct session *s, int32_t n_rows_max, bool mtp
     nib_options_init(out);
     out->backend = cli_backend_names[o->backend];
     out->n_threads = o->threads;
+    out->cpu = o->cpu ? cli_cpu_names[o->cpu] : NULL;
     out->n_ctx = o->ctx;
     if (n_rows_max > 0)
         out->n_rows_max = n_rows_max;

@@ -428,6 +428,7 @@ struct nib_backend_config {
     struct nib_dims dims;
     int32_t         n_threads; /* 0: all cores */
     uint32_t        cpu_mask;  /* CPU features allowed, ~0u: all; see cpu/ */
+    const char     *cpu_level; /* cpu: kernels of this level and those below it, by name; NULL: the best allowed */
 };
 
 struct nib_backend; /* one opened device; owns its memory and stream */

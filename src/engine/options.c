@@ -66,7 +66,7 @@ enum nib_status nib_options_resolve(const struct nib_model *m, const struct nib_
     NIB_TRY(check_range("n_drafts", out->n_drafts, 0, NIB_DRAFTS_MAX, err));
     NIB_TRY(check_range("n_kv_pages", out->n_kv_pages, 0, INT32_MAX, err));
     NIB_TRY(check_range("n_threads", out->n_threads, 0, 1024, err));
-    NIB_TRY(check_range("act_quant", (int64_t)out->act_quant, NIB_ACT_QUANT_AUTO, NIB_ACT_QUANT_NVFP4, err));
+    NIB_TRY(check_range("act_quant", (int64_t)out->act_quant, NIB_ACT_QUANT_AUTO, NIB_ACT_QUANT_INT8, err));
     NIB_TRY(check_range("kv", (int64_t)out->kv, NIB_KV_F32, NIB_KV_NVFP4, err));
     NIB_TRY(check_range("numerics", (int64_t)out->numerics, NIB_NUMERICS_MODEL, NIB_NUMERICS_RELEASE, err));
     if (out->compare && strcmp(out->compare, "ref") != 0)
@@ -87,7 +87,7 @@ struct nib_backend_config nib_backend_config_for(const struct nib_config *c, con
                  .n_index_heads = c->n_index_heads, .index_dim = c->index_dim, .index_top_k = c->index_top_k,
                  .n_experts = c->n_experts, .top_k = c->top_k, .n_inner = c->n_inner, .n_inner_shared = c->n_inner * c->n_shared,
                  .vocab = c->vocab},
-        .n_threads = o->n_threads, .cpu_mask = o->cpu_mask};
+        .n_threads = o->n_threads, .cpu_mask = o->cpu_mask, .cpu_level = o->cpu};
 }
 
 struct nib_pool_config nib_pool_config_for(const struct nib_config *c, const struct nib_options *o)

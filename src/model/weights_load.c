@@ -14,6 +14,8 @@ enum nib_act_format nib_source_act(const struct nib_source *s, enum nib_act_quan
         return NIB_ACT_FP8;
     if (q == NIB_ACT_QUANT_NVFP4 && fp4)
         return NIB_ACT_NVFP4;
+    if (q == NIB_ACT_QUANT_INT8 && fp4)
+        return NIB_ACT_INT8;
     return NIB_ACT_PLAIN;
 }
 

@@ -82,7 +82,14 @@ static void list_buffers(struct sizer *z, struct nib_work *w, const struct nib_c
 
 static enum nib_act_format quant_format(enum nib_act_quant q)
 {
-    return q == NIB_ACT_QUANT_FP8 ? NIB_ACT_FP8 : q == NIB_ACT_QUANT_NVFP4 ? NIB_ACT_NVFP4 : NIB_ACT_PLAIN;
+    switch (q) {
+    case NIB_ACT_QUANT_FP8: return NIB_ACT_FP8;
+    case NIB_ACT_QUANT_NVFP4: return NIB_ACT_NVFP4;
+    case NIB_ACT_QUANT_INT8: return NIB_ACT_INT8;
+    case NIB_ACT_QUANT_AUTO:
+    case NIB_ACT_QUANT_NONE: break;
+    }
+    return NIB_ACT_PLAIN;
 }
 
 uint64_t nib_work_bytes(const struct nib_config *c, int32_t n_rows, int32_t n_logits, bool mtp, enum nib_dtype dtype,

@@ -98,6 +98,7 @@ refuses 2 '--last: 3 is out of range' logits --ids 0,5 --last 3
 refuses 2 'id 2048 at place 1 is outside 0..2047' logits --ids 0,2048
 refuses 2 'id -1 at place 0' logits --ids -1
 refuses 2 "--backend: 'gpu' is not known" run -p a --backend gpu
+refuses 2 "--cpu: 'sse9' is not known" run -p a --cpu sse9
 refuses 2 '--ctx: 16385 is out of range' inspect --ctx 16385
 refuses 2 '--numerics release' logits --ids 0 --numerics release --kv bf16
 refuses 2 '--numerics release' logits --ids 0 --numerics release --act-quant nvfp4
@@ -108,6 +109,10 @@ refuses 1 '/no/such/folder' run -m /no/such/folder -p a
 refuses 1 "cannot open '$dir/none'" run -f "$dir/none"
 refuses 1 "cannot open '$dir/none.jsonl'" score "$dir/none.jsonl"
 refuses 1 "cannot open 'none'" logits --ids none
+case $(uname -m) in # a level of the other architecture
+aarch64) refuses 1 "cpu level 'avx2' was asked for, but this machine's best level is" run -p a --cpu avx2 ;;
+*) refuses 1 "cpu level 'neon' was asked for, but this machine's best level is" run -p a --cpu neon ;;
+esac
 refuses 1 'leaves no room in the context of 4' run --ctx 4 -p 'What is the capital of France?'
 refuses 1 'do not fit in the context of 2' logits --ctx 2 --ids 0,5,6
 printf 'bad \377 byte' >"$dir/bytes"
@@ -197,9 +202,12 @@ json "#$((first + 1))" logits
 json "#$((first + 1))" mtp_logits
 json null mtp_logits 0
 json '#2048' mtp_logits 1
-try 0 logits --ids "$ids" --last 2 --backend ref
-[ "$(wc -l <"$dir/out")" -eq 3 ] || complain "$said: wanted a head and two rows"
-out_has " ${answer%%,*} "
+for option in '--backend ref' '--cpu c' '--act-quant int8'; do
+    # shellcheck disable=SC2086
+    try 0 logits --ids "$ids" --last 2 $option
+    [ "$(wc -l <"$dir/out")" -eq 3 ] || complain "$said: wanted a head and two rows"
+    out_has " ${answer%%,*} "
+done
 
 # ---- score ----
 head -n 3 "$evaluation" >"$dir/rows.jsonl"

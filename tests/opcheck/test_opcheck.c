@@ -1,6 +1,6 @@
 /* The op checker's program: runs every check on fresh seeds and sums up.
  *
- *   test_opcheck [--seed N] [--op NAME] [--n N] [--backend NAME]
+ *   test_opcheck [--seed N] [--op NAME] [--n N] [--backend NAME] [--cpu LEVEL]
  *
  * With --backend only that one is held to ref, in one variant.
  * A failure prints op, variant, shape, seed and the worst element; the same --seed (and --n) makes the same cases. */
@@ -80,13 +80,15 @@ static int run_check(int which, uint64_t seed, int32_t n_cases, int64_t *n_check
 int main(int argc, char **argv)
 {
     uint64_t    seed = (uint64_t)time(NULL) * 1000 + (uint64_t)clock() % 1000;
-    const char *op = NULL, *backend = NULL;
+    const char *op = NULL, *backend = NULL, *level = NULL;
     int32_t     n_cases = 0;
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--seed") == 0)
             seed = strtoull(argv[i + 1], NULL, 10);
         else if (strcmp(argv[i], "--op") == 0)
             op = argv[i + 1];
+        else if (strcmp(argv[i], "--cpu") == 0)
+            level = argv[i + 1];
         else if (strcmp(argv[i], "--n") == 0)
             n_cases = (int32_t)strtol(argv[i + 1], NULL, 10);
         else if (strcmp(argv[i], "--backend") == 0)
@@ -95,11 +97,11 @@ int main(int argc, char **argv)
             argc = 0;
     }
     if (argc % 2 == 0) {
-        fprintf(stderr, "usage: test_opcheck [--seed N] [--op NAME] [--n N] [--backend NAME]\n");
+        fprintf(stderr, "usage: test_opcheck [--seed N] [--op NAME] [--n N] [--backend NAME] [--cpu LEVEL]\n");
         return 2;
     }
     printf("opcheck: --seed %llu\n", (unsigned long long)seed);
-    if (!tables_are_complete() || !oc_open(backend))
+    if (!tables_are_complete() || !oc_open(backend, level))
         return 1;
     int64_t n_checks = 0;
     int     n_failed = 0, n_ops = 0;

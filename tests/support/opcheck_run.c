@@ -27,15 +27,18 @@ struct variant {
 
 static struct variant variants[N_VARIANTS]; /* ref first; equal api and mask stand together, one thread first */
 static int            n_variants;
+static const char    *level; /* of the cpu backend; NULL: all that the machine has */
 static const struct variant *judged; /* what oc_again runs on */
 
 static bool open_variant(const struct nib_backend_api *api, int32_t n_threads, uint32_t mask)
 {
     struct variant           *v = &variants[n_variants];
-    struct nib_backend_config config = {.dims = oc_dims, .n_threads = n_threads, .cpu_mask = mask};
+    struct nib_backend_config config = {.dims = oc_dims, .n_threads = n_threads, .cpu_mask = mask,
+                                        .cpu_level = mask ? level : NULL};
     struct nib_error          err = {0};
     *v = (struct variant){.api = api, .n_threads = n_threads, .mask = mask};
-    (void)snprintf(v->name, sizeof v->name, "%s, %d threads, mask %#x", api->name, n_threads, mask);
+    (void)snprintf(v->name, sizeof v->name, "%s, %d threads, mask %#x%s%s", api->name, n_threads, mask,
+                   level && mask ? ", level " : "", level && mask ? level : "");
     if (api->open(&config, &v->b, &err) != NIB_OK) {
         fprintf(stderr, "opcheck: %s: %s\n", v->name, err.text);
         return false;
@@ -44,8 +47,9 @@ static bool open_variant(const struct nib_backend_api *api, int32_t n_threads, u
     return true;
 }
 
-bool oc_open(const char *backend)
+bool oc_open(const char *backend, const char *cpu_level)
 {
+    level = cpu_level;
     if (!open_variant(&nib_backend_ref, 1, ~0u))
         return false;
     if (backend) {

@@ -15,6 +15,7 @@ static void fill_all(struct nib_cpu_kernels *k)
     k->sum_squares = sum_squares;
     k->scale_by = scale_by;
     k->exp_shifted = exp_shifted;
+    k->softmax_scores = softmax_scores;
     k->swiglu = swiglu;
     k->bf16_decode = bf16_decode;
     k->bf16_encode = bf16_encode;

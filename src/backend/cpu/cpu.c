@@ -186,11 +186,14 @@ static enum nib_status backend_open(const struct nib_backend_config *c, struct n
         return nib_error_set(err, NIB_E_ARGUMENT, "cpu backend: %d threads; wanted 0 (all cores) to 4096",
                              c->n_threads);
     NIB_TRY(dims_check(&c->dims, err));
+    unsigned flags = nib_cpu_flags_detect() & c->cpu_mask, level = ~0u;
+    if (c->cpu_level)
+        NIB_TRY(nib_cpu_level_mask(c->cpu_level, flags, &level, err));
     struct nib_backend *b = calloc(1, sizeof *b);
     if (!b)
         return nib_error_set(err, NIB_E_MEMORY, "cpu backend: no memory for %zu bytes", sizeof *b);
     stream_init(&b->stream, c);
-    nib_cpu_kernels_init(&b->stream.k, nib_cpu_flags_detect() & c->cpu_mask);
+    nib_cpu_kernels_init(&b->stream.k, flags & level);
 
     size_t bytes = scratch_bytes(c);
     if (posix_memalign(&b->scratch, 64, bytes)) {

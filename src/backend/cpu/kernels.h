@@ -11,8 +11,14 @@
 
 #include "backend/backend.h"
 
-/* CPU features, also the bits of nib_backend_config.cpu_mask. */
-enum nib_cpu_flags { NIB_CPU_AVX2 = 1 };
+/* CPU features, also the bits of nib_backend_config.cpu_mask. AVX2 stands for AVX2, FMA and F16C, AVX512 for F, BW, DQ and VL. */
+enum nib_cpu_flags {
+    NIB_CPU_AVX2 = 1,
+    NIB_CPU_AVX512 = 2,
+    NIB_CPU_VNNI = 4,
+    NIB_CPU_NEON = 8,
+    NIB_CPU_DOTPROD = 16
+};
 
 /* Input channels that are packed, opened and decoded together: 8 blocks of 16, one FP8 scale. */
 #define NIB_CPU_GROUP 128
@@ -87,6 +93,8 @@ struct nib_cpu_kernels {
     double (*sum_squares)(const float *x, int32_t n);
     void (*scale_by)(float *x, const float *weight, float factor, int32_t n); /* x = x * factor * weight */
     void (*exp_shifted)(float *x, float shift, int32_t n);                    /* x = exp(x - shift) */
+    /* x = exp(scale * x - top) with *top raised to the largest scale * x before (NaN raises nothing); the sum of the results. */
+    float (*softmax_scores)(float *x, int32_t n, float scale, float *top);
     /* g = silu(min(g, limit)) * clamp(u, +-limit), NaN where g or u is NaN or Inf; limit 0: no clamps. */
     void (*swiglu)(float *g, const float *u, float limit, int32_t n);
 
@@ -105,11 +113,19 @@ struct nib_cpu_kernels {
     void (*int8_decode)(const uint8_t *codes, const float *scales, int32_t n, float *dst);
 };
 
-/* Features of this machine that the library has kernels for. */
+/* Features of this machine that the library has kernels for and that its system supports. */
 unsigned nib_cpu_flags_detect(void);
 void     nib_cpu_kernels_init(struct nib_cpu_kernels *k, unsigned flags);
+/* The features of a level by name ("c", "avx2", "avx512", "vnni", "neon", "dotprod") and of those below it. An error for an
+ * unknown name, and for one that needs more than the machine has. */
+enum nib_status nib_cpu_level_mask(const char *name, unsigned has, unsigned *mask, struct nib_error *err);
 
-void nib_cpu_kernels_fill_c(struct nib_cpu_kernels *k);    /* every slot */
-void nib_cpu_kernels_fill_avx2(struct nib_cpu_kernels *k); /* what it improves */
+/* The rungs; each of another architecture leaves the table as it is. */
+void nib_cpu_kernels_fill_c(struct nib_cpu_kernels *k);       /* every slot */
+void nib_cpu_kernels_fill_avx2(struct nib_cpu_kernels *k);    /* every slot */
+void nib_cpu_kernels_fill_avx512(struct nib_cpu_kernels *k);  /* every slot */
+void nib_cpu_kernels_fill_vnni(struct nib_cpu_kernels *k);    /* integer rows */
+void nib_cpu_kernels_fill_neon(struct nib_cpu_kernels *k);    /* every slot */
+void nib_cpu_kernels_fill_dotprod(struct nib_cpu_kernels *k); /* integer rows */
 
 #endif

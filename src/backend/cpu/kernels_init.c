@@ -1,20 +1,94 @@
 /* The one place where CPU features are tested. */
 #include "backend/cpu/kernels.h"
 
+#include <string.h>
+
+#include "base/status.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+#if defined(__x86_64__)
+
+/* States that the system saves for a thread: bits 1, 2 are the registers of AVX, 5 to 7 those of AVX-512. */
+static unsigned saved_states(void)
+{
+    unsigned low, high;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
 unsigned nib_cpu_flags_detect(void)
 {
-    unsigned flags = 0;
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2"))
-        flags |= NIB_CPU_AVX2;
-#endif
+    const unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
+    const unsigned avx2 = 1u << 5, avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, vnni = 1u << 11;
+    const unsigned basic = fma | osxsave | avx | f16c;
+    unsigned       a, b, c, d, flags = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & basic) != basic)
+        return 0;
+    unsigned states = saved_states();
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & avx2) || (states & 0x6) != 0x6)
+        return 0;
+    flags |= NIB_CPU_AVX2;
+    if ((b & avx512) == avx512 && (states & 0xe6) == 0xe6) /* F, DQ, BW, VL */
+        flags |= NIB_CPU_AVX512 | (c & vnni ? NIB_CPU_VNNI : 0u);
     return flags;
 }
 
+#elif defined(__aarch64__)
+
+unsigned nib_cpu_flags_detect(void)
+{
+    return NIB_CPU_NEON | (getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? NIB_CPU_DOTPROD : 0u);
+}
+
+#else
+
+unsigned nib_cpu_flags_detect(void) { return 0; }
+
+#endif
+
+/* Each rung needs those before it in its architecture's list. */
+static const struct level {
+    const char *name;
+    unsigned    flags;
+    void (*fill)(struct nib_cpu_kernels *k);
+} levels[] = {
+    {"c", 0, nib_cpu_kernels_fill_c},
+    {"avx2", NIB_CPU_AVX2, nib_cpu_kernels_fill_avx2},
+    {"avx512", NIB_CPU_AVX2 | NIB_CPU_AVX512, nib_cpu_kernels_fill_avx512},
+    {"vnni", NIB_CPU_AVX2 | NIB_CPU_AVX512 | NIB_CPU_VNNI, nib_cpu_kernels_fill_vnni},
+    {"neon", NIB_CPU_NEON, nib_cpu_kernels_fill_neon},
+    {"dotprod", NIB_CPU_NEON | NIB_CPU_DOTPROD, nib_cpu_kernels_fill_dotprod},
+};
+
+enum { N_LEVELS = sizeof levels / sizeof *levels };
+
 void nib_cpu_kernels_init(struct nib_cpu_kernels *k, unsigned flags)
 {
-    nib_cpu_kernels_fill_c(k);
-    if (flags & NIB_CPU_AVX2)
-        nib_cpu_kernels_fill_avx2(k);
+    for (int i = 0; i < N_LEVELS; i++)
+        if ((levels[i].flags & flags) == levels[i].flags)
+            levels[i].fill(k);
+}
+
+enum nib_status nib_cpu_level_mask(const char *name, unsigned has, unsigned *mask, struct nib_error *err)
+{
+    const char *best = "c";
+    for (int i = 0; i < N_LEVELS; i++)
+        if ((levels[i].flags & has) == levels[i].flags)
+            best = levels[i].name;
+    for (int i = 0; i < N_LEVELS; i++)
+        if (strcmp(levels[i].name, name) == 0) {
+            *mask = levels[i].flags;
+            if ((*mask & has) == *mask)
+                return NIB_OK;
+            return nib_error_set(err, NIB_E_UNSUPPORTED,
+                                 "cpu level '%s' was asked for, but this machine's best level is '%s'", name, best);
+        }
+    return nib_error_set(err, NIB_E_ARGUMENT,
+                         "cpu level '%s' is unknown, wanted c, avx2, avx512, vnni, neon or dotprod", name);
 }

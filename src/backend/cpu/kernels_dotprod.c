@@ -1,0 +1,67 @@
+/* The aarch64 rung with dot products of bytes: integer rows by sdot, everything else as NEON, whose orders it shares. */
+#include "backend/cpu/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+
+#define VEC_BYTES        16
+#define VEC_FMA(a, b, c) ((a) = (vec)vfmaq_f32((float32x4_t)(a), (float32x4_t)(b), (float32x4_t)(c)))
+#define CODE_BLOCK_ROWS  4
+#define CODE_BLOCK_OUTS  4
+
+/* Of the bodies only what the integer products need is used. */
+#pragma GCC diagnostic ignored "-Wunused-function"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("dotprod"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("arch=armv8.2-a+dotprod")
+#endif
+
+#include "backend/cpu/body_vector.h"
+#include "backend/cpu/body_decode.h"
+
+BODY void doubled_codes(const i8x16 *nibbles, i8x16 *out)
+{
+    const int8x16_t table = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    *out = (i8x16)vqtbl1q_s8(table, (uint8x16_t)*nibbles);
+}
+
+typedef ivec code_sum;
+
+/* Biased codes are at most 24, so they are signed bytes as well. */
+BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
+{
+    *sum = (code_sum)vdotq_s32((int32x4_t)*sum, (int8x16_t)*u, vld1q_s8(x));
+}
+
+BODY void codes_sum(const code_sum *sum, const int32_t *fix, vec *f)
+{
+    *f = (vec)vcvtq_f32_s32(vaddq_s32((int32x4_t)*sum, vld1q_s32(fix)));
+}
+
+#include "backend/cpu/body_groups.h"
+#include "backend/cpu/body_packed.h"
+#include "backend/cpu/body_codes.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+void nib_cpu_kernels_fill_dotprod(struct nib_cpu_kernels *k)
+{
+    k->tile_codes = tile_codes;
+    k->name = "dotprod";
+}
+
+#else
+
+void nib_cpu_kernels_fill_dotprod(struct nib_cpu_kernels *k) { (void)k; }
+
+#endif

@@ -1,0 +1,60 @@
+/* The AVX-512 VNNI rung: integer rows by vpdpbusd, everything else as AVX-512, whose packed orders it shares. */
+#include "backend/cpu/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define VEC_BYTES        64
+#define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
+#define CODE_BLOCK_ROWS  4
+#define CODE_BLOCK_OUTS  6
+
+/* Of the bodies only what the integer products need is used. */
+#pragma GCC diagnostic ignored "-Wunused-function"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#endif
+
+#include "backend/cpu/body_vector.h"
+#include "backend/cpu/body_decode.h"
+#include "backend/cpu/body_groups_avx512.h"
+
+typedef ivec code_sum;
+
+BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
+{
+    *sum = (code_sum)_mm512_dpbusd_epi32((__m512i)*sum, (__m512i)*u, load64(x));
+}
+
+BODY void codes_sum(const code_sum *sum, const int32_t *fix, vec *f)
+{
+    *f = (vec)_mm512_cvtepi32_ps(_mm512_add_epi32((__m512i)*sum, load64(fix)));
+}
+
+#include "backend/cpu/body_packed.h"
+#include "backend/cpu/body_codes.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+void nib_cpu_kernels_fill_vnni(struct nib_cpu_kernels *k)
+{
+    k->tile_codes = tile_codes;
+    k->name = "vnni";
+}
+
+#else
+
+void nib_cpu_kernels_fill_vnni(struct nib_cpu_kernels *k) { (void)k; }
+
+#endif

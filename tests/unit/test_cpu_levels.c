@@ -1,0 +1,90 @@
+/* Levels of the cpu backend's kernels: which features a name stands for, which machines refuse it, and that the masks fill
+ * the table that they name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/cpu/kernels.h"
+
+static void test_masks(void **state)
+{
+    const unsigned   zen3 = NIB_CPU_AVX2, icelake = NIB_CPU_AVX2 | NIB_CPU_AVX512 | NIB_CPU_VNNI;
+    const unsigned   graviton = NIB_CPU_NEON | NIB_CPU_DOTPROD;
+    struct nib_error err;
+    unsigned         mask = 77;
+    const struct {
+        const char     *name;
+        unsigned        has, mask;
+        enum nib_status status;
+    } cases[] = {
+        {"c", 0, 0, NIB_OK},
+        {"c", icelake, 0, NIB_OK},
+        {"avx2", zen3, NIB_CPU_AVX2, NIB_OK},
+        {"avx2", 0, 0, NIB_E_UNSUPPORTED},
+        {"avx512", icelake, NIB_CPU_AVX2 | NIB_CPU_AVX512, NIB_OK},
+        {"avx512", zen3, 0, NIB_E_UNSUPPORTED},
+        {"vnni", icelake, icelake, NIB_OK},
+        {"vnni", NIB_CPU_AVX2 | NIB_CPU_AVX512, 0, NIB_E_UNSUPPORTED},
+        {"neon", graviton, NIB_CPU_NEON, NIB_OK},
+        {"neon", icelake, 0, NIB_E_UNSUPPORTED},
+        {"dotprod", graviton, graviton, NIB_OK},
+        {"dotprod", NIB_CPU_NEON, 0, NIB_E_UNSUPPORTED},
+        {"sse9", icelake, 0, NIB_E_ARGUMENT},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        err.text[0] = '\0';
+        assert_int_equal(nib_cpu_level_mask(cases[i].name, cases[i].has, &mask, &err), cases[i].status);
+        if (cases[i].status == NIB_OK)
+            assert_int_equal(mask, cases[i].mask);
+        else
+            assert_non_null(strstr(err.text, cases[i].name));
+    }
+    (void)nib_cpu_level_mask("vnni", zen3, &mask, &err);
+    assert_string_equal(err.text, "cpu level 'vnni' was asked for, but this machine's best level is 'avx2'");
+}
+
+/* Each level of this machine gets its own table; a larger mask never a lower one. */
+static void test_tables(void **state)
+{
+    static const char *const names[] = {"c", "avx2", "avx512", "vnni", "neon", "dotprod"};
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct nib_cpu_kernels k;
+        unsigned               mask;
+        if (nib_cpu_level_mask(names[i], nib_cpu_flags_detect(), &mask, NULL) != NIB_OK)
+            continue;
+        nib_cpu_kernels_init(&k, mask);
+        assert_string_equal(k.name, names[i]);
+    }
+}
+
+/* Every channel of a group has one place in each order. */
+static void test_orders(void **state)
+{
+    struct nib_cpu_kernels k;
+    (void)state;
+    for (int best = 0; best < 2; best++) {
+        nib_cpu_kernels_init(&k, best ? nib_cpu_flags_detect() : 0);
+        const uint8_t *order[] = {k.order.row, k.order.fp8, k.order.bf16};
+        for (int i = 0; i < 3; i++) {
+            bool seen[NIB_CPU_GROUP] = {false};
+            for (int c = 0; c < NIB_CPU_GROUP; c++) {
+                assert_true(order[i][c] < NIB_CPU_GROUP);
+                assert_false(seen[order[i][c]]);
+                seen[order[i][c]] = true;
+            }
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_masks), cmocka_unit_test(test_tables),
+                                       cmocka_unit_test(test_orders)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
