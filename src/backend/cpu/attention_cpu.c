@@ -47,23 +47,15 @@ static const uint8_t *row_at(const struct nib_attend_args *a, const struct view 
 static void softmax_block(const struct nib_stream *s, float *score, int32_t n, float scale, float *top, float *sum,
                           float *o, int32_t d)
 {
-    float new_top = *top;
-    for (int32_t j = 0; j < n; j++) {
-        score[j] *= scale;
-        new_top = score[j] > new_top ? score[j] : new_top;
-    }
-    if (new_top > *top) {
+    float factor = *top, block = s->k.softmax_scores(score, n, scale, top);
+    if (*top > factor) {
         /* From -inf (a sink that is switched off) nothing has been summed yet. */
-        float factor = *top;
-        s->k.exp_shifted(&factor, new_top, 1);
+        s->k.exp_shifted(&factor, *top, 1);
         *sum *= factor;
         for (int32_t c = 0; c < d; c++)
             o[c] *= factor;
-        *top = new_top;
     }
-    s->k.exp_shifted(score, *top, n);
-    for (int32_t j = 0; j < n; j++)
-        *sum += score[j];
+    *sum += block;
 }
 
 static void attend_heads(const struct nib_stream *s, const struct nib_attend_args *a, struct nib_cpu_thread *th,

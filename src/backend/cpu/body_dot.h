@@ -100,8 +100,11 @@ static void dot_rows(const float *x, int64_t x_stride, int32_t n_x, const float 
                 row[r] = x + (i + r) * x_stride;
             dot_any(row, rows, w + j * w_stride, w_stride, outs, n, acc, OUTS);
             for (int32_t r = 0; r < rows; r++)
-                for (int32_t o = 0; o < outs; o++)
-                    y[(i + r) * y_stride + j + o] = fold_lanes(acc + (r * OUTS + o) * NIB_CPU_LANES);
+                for (int32_t o = 0; o < outs; o += 4) {
+                    float four[4];
+                    fold4(acc + (r * OUTS + o) * NIB_CPU_LANES, four);
+                    memcpy(y + (i + r) * y_stride + j + o, four, sizeof(float) * (size_t)(outs - o < 4 ? outs - o : 4));
+                }
         }
     }
 }

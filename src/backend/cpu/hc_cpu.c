@@ -24,6 +24,42 @@ static const float *mix_rows(struct nib_stream *s, const struct nib_cpu_rows *ro
     return s->scratch.mix;
 }
 
+typedef float f32x4 __attribute__((vector_size(16)));
+
+static void transpose4(f32x4 *v)
+{
+    f32x4 a01 = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5), a23 = __builtin_shufflevector(v[2], v[3], 0, 4, 1, 5);
+    f32x4 b01 = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7), b23 = __builtin_shufflevector(v[2], v[3], 2, 6, 3, 7);
+    v[0] = __builtin_shufflevector(a01, a23, 0, 1, 4, 5);
+    v[1] = __builtin_shufflevector(a01, a23, 2, 3, 6, 7);
+    v[2] = __builtin_shufflevector(b01, b23, 0, 1, 4, 5);
+    v[3] = __builtin_shufflevector(b01, b23, 2, 3, 6, 7);
+}
+
+/* Divide each lane of 4 vectors by the sum of that lane. */
+static void divide_by_sums(f32x4 *v, float eps)
+{
+    f32x4 sum = ((v[0] + v[1]) + v[2]) + v[3] + eps;
+    for (int i = 0; i < 4; i++)
+        v[i] /= sum;
+}
+
+/* The iterations for four streams, which every model has: the same operations as for any number, four at a time. */
+static void sinkhorn4(float *c, int32_t n_iters, float eps)
+{
+    f32x4 v[4];
+    memcpy(v, c, sizeof v);
+    for (int32_t i = 0; i < n_iters; i++) {
+        if (i > 0) {
+            transpose4(v);
+            divide_by_sums(v, eps);
+            transpose4(v);
+        }
+        divide_by_sums(v, eps);
+    }
+    memcpy(c, v, sizeof v);
+}
+
 /* c is [n][n], source stream first. Rows are softmaxed, then columns and rows divided by their sums in turn, columns
  * last. */
 static void sinkhorn(const struct nib_stream *s, float *c, int32_t n, int32_t n_iters, float eps)
@@ -37,6 +73,10 @@ static void sinkhorn(const struct nib_stream *s, float *c, int32_t n, int32_t n_
             sum += row[k];
         for (int32_t k = 0; k < n; k++)
             row[k] = row[k] / sum + eps;
+    }
+    if (n == 4) {
+        sinkhorn4(c, n_iters, eps);
+        return;
     }
     for (int32_t i = 0; i < n_iters; i++) {
         for (int32_t j = 0; i > 0 && j < n; j++) {
