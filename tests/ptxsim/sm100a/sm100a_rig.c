@@ -171,11 +171,12 @@ static void fill_rows(struct rig_product *r)
         }
     }
     r->p.x_stride = (n_in / 2 + 63) / 64 * 64;
-    uint8_t *rows = calloc((size_t)n, (size_t)r->p.x_stride);
+    size_t   room = (size_t)n * (size_t)r->p.x_stride;
+    uint8_t *rows = calloc(room, 1);
     assert_non_null(rows);
     for (int32_t t = 0; t < n; t++)
         memcpy(rows + t * r->p.x_stride, r->x_codes + (size_t)t * half, half);
-    r->p.x_codes = rig_alloc(m, (size_t)n * (size_t)r->p.x_stride, rows);
+    r->p.x_codes = rig_alloc(m, room, rows);
     free(rows);
     uint8_t *s = arranged(r->x_scales, n, n_in, r->linear_scales, &bytes);
     r->p.x_scales = rig_alloc(m, bytes, s);
