@@ -1,0 +1,96 @@
+/* Runs one hot kernel of the cpu backend a number of times, to have its instructions counted: run_kernel NAME TIMES.
+ * Data are fixed; a tile is 12 outputs of 4096 channels. With no arguments it prints the names. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cpu/kernels.h"
+
+enum { N_IN = 4096, N_HEADS = 32, N_KV = 64, HEAD_DIM = 512 };
+
+static struct nib_cpu_kernels k;
+
+static void *filled(size_t bytes, uint8_t first, uint8_t span)
+{
+    uint8_t *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!p)
+        exit(2);
+    for (size_t i = 0; i < bytes; i++)
+        p[i] = (uint8_t)(first + i * 7 % span);
+    return p;
+}
+
+static float *floats(size_t n)
+{
+    float *p = filled(n * sizeof *p, 0, 1);
+    for (size_t i = 0; i < n; i++)
+        p[i] = (float)(i * 37 % 101) / 50 - 1;
+    return p;
+}
+
+static void run_tile(enum nib_weight_type type, bool codes, int32_t n_rows, int times)
+{
+    /* Scale bytes near 1 in both formats. */
+    struct nib_cpu_matrix w = {type, NIB_CPU_TILE_OUTS, N_IN, NULL, NULL, 0, 0, 1};
+    w.codes_stride = type == NIB_WEIGHT_BF16 ? 2 * N_IN : type == NIB_WEIGHT_FP8 ? N_IN : N_IN / 2;
+    w.scales_stride = type == NIB_WEIGHT_NVFP4 ? N_IN / 16 : N_IN / 32;
+    w.codes = filled((size_t)(NIB_CPU_TILE_OUTS * w.codes_stride), 0x30, 16);
+    w.scales = filled((size_t)(NIB_CPU_TILE_OUTS * w.scales_stride), type == NIB_WEIGHT_NVFP4 ? 0x38 : 0x7e, 4);
+
+    const float                   *x[NIB_CPU_TILE_ROWS];
+    const struct nib_cpu_code_row *xi[NIB_CPU_TILE_ROWS];
+    struct nib_cpu_code_row        row = {filled(N_IN, 0, 12), floats(N_IN / 16), filled(N_IN / 4, 0, 1), 1};
+    for (int32_t r = 0; r < n_rows; r++) {
+        x[r] = floats(N_IN);
+        xi[r] = &row;
+    }
+    float              *work = floats(NIB_CPU_TILE_WORK), y[NIB_CPU_TILE_ROWS * NIB_CPU_TILE_OUTS];
+    struct nib_cpu_tile t = {&w, 0, NIB_CPU_TILE_OUTS, n_rows, x, xi, y, work};
+    for (int i = 0; i < times; i++)
+        (codes ? k.tile_codes : k.tile_plain)(&t);
+}
+
+static void run_attention(int times)
+{
+    float *q = floats(N_HEADS * HEAD_DIM), *kv = floats(N_KV * HEAD_DIM), *o = floats(N_HEADS * HEAD_DIM);
+    float *score = floats(N_HEADS * N_KV), top = 0;
+    for (int i = 0; i < times; i++) {
+        k.dot_rows(q, HEAD_DIM, N_HEADS, kv, HEAD_DIM, N_KV, HEAD_DIM, score, N_KV);
+        for (int h = 0; h < N_HEADS; h++)
+            (void)k.softmax_scores(score + h * N_KV, N_KV, 1e-3f, &top);
+        k.add_weighted(score, N_KV, N_HEADS, kv, N_KV, HEAD_DIM, o);
+    }
+}
+
+static const struct kernel {
+    const char          *name;
+    enum nib_weight_type type;
+    bool                 codes;
+    int32_t              n_rows; /* 0: attention */
+} kernels[] = {
+    {"nvfp4-plain-1", NIB_WEIGHT_NVFP4, false, 1}, {"nvfp4-plain-64", NIB_WEIGHT_NVFP4, false, 64},
+    {"nvfp4-codes-1", NIB_WEIGHT_NVFP4, true, 1},  {"nvfp4-codes-64", NIB_WEIGHT_NVFP4, true, 64},
+    {"mxfp4-plain-1", NIB_WEIGHT_MXFP4, false, 1}, {"fp8-plain-1", NIB_WEIGHT_FP8, false, 1},
+    {"bf16-plain-1", NIB_WEIGHT_BF16, false, 1},   {"attention", NIB_WEIGHT_F32, false, 0},
+};
+
+int main(int argc, char **argv)
+{
+    unsigned mask;
+    if (nib_cpu_level_mask("avx2", nib_cpu_flags_detect(), &mask, NULL) != NIB_OK) {
+        printf("skipped: no avx2 here\n");
+        return 77;
+    }
+    nib_cpu_kernels_init(&k, mask);
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        if (argc < 3)
+            printf("%s\n", kernels[i].name);
+        else if (strcmp(argv[1], kernels[i].name) != 0)
+            continue;
+        else if (kernels[i].n_rows)
+            run_tile(kernels[i].type, kernels[i].codes, kernels[i].n_rows, atoi(argv[2]));
+        else
+            run_attention(atoi(argv[2]));
+    }
+    return 0;
+}
