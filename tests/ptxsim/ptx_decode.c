@@ -138,6 +138,12 @@ static bool take_field(struct px_instruction *i, const char *s, size_t n, int *n
     }
     if (takes_vectors(i->op) && n == 2 && s[0] == 'v' && (s[1] == '2' || s[1] == '4' || s[1] == '8'))
         return i->vector = (uint8_t)(s[1] - '0'), true;
+    if (i->op == PX_WG_MMA && n > 4 && memcmp(s, "m64n", 4) == 0) {
+        unsigned width = 0, depth = 0;
+        if (sscanf(s, "m64n%uk%u", &width, &depth) != 2 || width < 8 || width > 256 || width % 8 != 0)
+            return false;
+        return i->vector = (uint8_t)(width / 8), true;
+    }
     for (uint8_t k = 1; k < PX_N_TYPES; k++) {
         if (same(types[k].text, s, n) && *n_types < 5)
             return i->type[(*n_types)++] = k, true;

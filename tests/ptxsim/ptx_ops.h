@@ -147,6 +147,10 @@
       "kind::mxf4nvf4 block_scale block16 block32 scale_vec::1X scale_vec::2X scale_vec::4X")                         \
     X(PX_TC_COMMIT_OP, "tcgen05.commit", 1, 2, "cta_group::1 cta_group::2 mbarrier::arrive::one multicast::cluster "  \
       "shared::cluster")                                                                                              \
+    X(PX_WG_FENCE, "wgmma.fence", 0, 0, "sync aligned")                                                               \
+    X(PX_WG_COMMIT, "wgmma.commit_group", 0, 0, "sync aligned")                                                       \
+    X(PX_WG_WAIT, "wgmma.wait_group", 1, 1, "sync aligned")                                                           \
+    X(PX_WG_MMA, "wgmma.mma_async", 4, 8, "sync aligned")                                                             \
     X(PX_GRID_RELEASE, "griddepcontrol.launch_dependents", 0, 0, "")                                                  \
     X(PX_GRID_WAIT, "griddepcontrol.wait", 0, 0, "")                                                                  \
     X(PX_SETMAXNREG, "setmaxnreg", 1, 1, "inc dec sync aligned")                                                      \

@@ -105,6 +105,8 @@ struct px_warp {
     uint64_t       poll_event;
     bool           shuffle, poll, waited;
     struct px_async *copies;
+    struct px_wgmma *wgmma;                /* issued and not yet done, oldest first */
+    uint32_t       wgmma_group;            /* number of the open group */
     uint32_t       copy_group[PX_LANES], bulk_group[PX_LANES]; /* number of the open group */
     uint32_t       cluster_arrived, cluster_waiting; /* lanes between arrive and wait; lanes in wait */
     uint32_t       cluster_phase_done;               /* lanes whose phase is complete */
@@ -284,6 +286,13 @@ bool px_async_step(struct px_machine *m);
 /* Traps if transfers of a block that ends are not over. */
 void px_async_end(struct px_cta *c);
 void px_async_free(struct px_machine *m);
+
+/* ---- Warpgroups (sim_wgmma.c) ---- */
+
+/* wgmma.*; false where the warp must wait and come again. */
+bool px_wgmma_op(struct px_warp *w, const struct px_instruction *i);
+/* Traps if products are left when a warp ends (fault), and forgets them. */
+void px_wgmma_end(struct px_warp *w, bool fault);
 
 /* ---- Warps (sim_warp.c) ---- */
 

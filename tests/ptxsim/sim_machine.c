@@ -262,6 +262,7 @@ static void free_cluster(struct px_cluster *k)
     for (uint32_t r = 0; k->cta && r < k->n_ctas; r++) {
         struct px_cta *c = &k->cta[r];
         for (uint32_t x = 0; c->warp && x < c->n_warps; x++) {
+            px_wgmma_end(&c->warp[x], false);
             free(c->warp[x].clock);
             free(c->warp[x].local);
             free(c->warp[x].local_written);
@@ -365,6 +366,7 @@ static void end_warp(struct px_warp *w)
         if (c->barrier[b].lanes[w->id])
             px_trap(c->m, "a warp ended while its lanes wait at barrier %u", b);
     }
+    px_wgmma_end(w, true);
     c->n_live--;
     c->m->events++;
     px_barrier_exit(c);

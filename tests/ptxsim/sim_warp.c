@@ -6,7 +6,7 @@
 
 /* What an opcode needs beside its function. */
 enum class { PLAIN, BRANCH, TABLE, CALL, RESULTS, RETURN, EXIT, TRAP, TOGETHER, BAR_WARP, BARRIER, CLUSTER, MBARRIER, ASYNC,
-             TENSOR, SLEEP, NOTHING, GRID_WAIT };
+             TENSOR, WARPGROUP, SLEEP, NOTHING, GRID_WAIT };
 
 static const struct { px_exec *run; enum class class; } how[PX_N_OPS] = {
     [PX_ADD] = {px_integer, PLAIN}, [PX_ADDC] = {px_integer, PLAIN}, [PX_SUB] = {px_integer, PLAIN}, [PX_SUBC] = {px_integer, PLAIN},
@@ -50,7 +50,8 @@ static const struct { px_exec *run; enum class class; } how[PX_N_OPS] = {
     [PX_TC_ALLOC] = {NULL, TENSOR}, [PX_TC_DEALLOC] = {NULL, TENSOR}, [PX_TC_RELINQUISH] = {NULL, TENSOR},
     [PX_TC_LD] = {NULL, TENSOR}, [PX_TC_ST] = {NULL, TENSOR}, [PX_TC_WAIT_LD] = {NULL, TENSOR},
     [PX_TC_WAIT_ST] = {NULL, TENSOR}, [PX_TC_BEFORE] = {NULL, TENSOR}, [PX_TC_AFTER] = {NULL, TENSOR},
-    [PX_TC_CP] = {NULL, TENSOR}, [PX_TC_MMA_OP] = {NULL, TENSOR}, [PX_TC_COMMIT_OP] = {NULL, TENSOR},
+    [PX_WG_FENCE] = {NULL, WARPGROUP}, [PX_WG_COMMIT] = {NULL, WARPGROUP}, [PX_WG_WAIT] = {NULL, WARPGROUP},
+    [PX_WG_MMA] = {NULL, WARPGROUP}, [PX_TC_CP] = {NULL, TENSOR}, [PX_TC_MMA_OP] = {NULL, TENSOR}, [PX_TC_COMMIT_OP] = {NULL, TENSOR},
 };
 
 /* ---- Groups ---- */
@@ -278,6 +279,17 @@ static bool apart(struct px_warp *w, const struct px_instruction *i, uint32_t pc
         }
         *stop = PX_STOP_POLL;
         return false;
+    case WARPGROUP: {
+        uint32_t rest = 0, set = gather(w, i, pc, lanes, &rest);
+        if (set == 0)
+            return true;
+        put(w, set, pc + 1);
+        if (px_wgmma_op(w, i))
+            return true;
+        put(w, set, pc);
+        *stop = PX_STOP_POLL;
+        return false;
+    }
     case TENSOR: {
         uint32_t rest = 0, set = i->full ? gather(w, i, pc, lanes, &rest) : lanes;
         if (set == 0)
@@ -450,6 +462,7 @@ void px_warp_start(struct px_warp *w, uint32_t first_thread, uint32_t n_threads)
     w->cluster_arrived = w->cluster_waiting = w->cluster_phase_done = 0;
     w->shuffle = w->poll = w->waited = false;
     memset(w->depth, 0, sizeof w->depth);
+    w->wgmma_group = 0;
     memset(w->copy_group, 0, sizeof w->copy_group);
     memset(w->bulk_group, 0, sizeof w->bulk_group);
     put(w, ~0u, m->function->begin);

@@ -331,6 +331,59 @@ static void copies(void)
     }
 }
 
+/* 64 x 16 bf16 in registers times a 16 x 8 bf16 matrix in shared memory: its column n is 8 values of k in 16 bytes at
+ * 16 n, the next 8 of k 128 bytes on. Twice, so that the second product adds to the first. */
+static void warpgroup(void)
+{
+    static const char body[] =
+        ".shared .align 128 .b8 s[256]; mov.u32 %r2, s; mul.wide.u32 %d20, %t, 16; add.s64 %d20, %in, %d20;"
+        "ld.global.v4.u32 {%r20,%r21,%r22,%r23}, [%d20]; setp.lt.u32 %p1, %t, 64; mul.wide.u32 %d21, %t, 4; add.s64 %d21, %in, %d21;"
+        "mad.lo.s32 %r3, %t, 4, %r2; @%p1 ld.global.u32 %r4, [%d21+2048]; @%p1 st.shared.u32 [%r3], %r4; fence.proxy.async.shared::cta;"
+        "bar.sync 0; and.b32 %r5, %r2, 0x3ffff; shr.u32 %r5, %r5, 4; mov.b64 %d1, {%r5, 8}; or.b64 %d1, %d1, 0x80000;"
+        "wgmma.fence.sync.aligned;"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f30,%f31,%f32,%f33}, {%r20,%r21,%r22,%r23}, %d1, 0, 1, 1, 0;"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f30,%f31,%f32,%f33}, {%r20,%r21,%r22,%r23}, %d1, 1, 1, 1, 0;"
+        "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
+        "mul.wide.u32 %d22, %t, 16; add.s64 %d22, %out, %d22; st.global.v4.f32 [%d22], {%f30,%f31,%f32,%f33};";
+    static const uint16_t digits[16] = {0x3f80, 0x4000, 0x4040, 0x4080, 0xbf80, 0xc000, 0, 0x3f00, 0x40a0, 0x40c0, 0xc040, 0x3e80,
+                                        0x4100, 0xc0a0, 0x3fc0, 0x4110}; /* bf16 */
+    for (int k = 0; k < 1024; k++)
+        in[k] = digits[next() % 16] | (uint32_t)digits[next() % 16] << 16;
+    run(body, 128, 512);
+    const uint16_t *v = (const uint16_t *)(const void *)in, *b = v + 1024;
+    for (int row = 0; row < 64; row++) {
+        for (int col = 0; col < 8; col++) {
+            double sum = 0;
+            for (int k = 0; k < 16; k++) {
+                int thread = row / 16 * 32 + row % 8 * 4 + k % 8 / 2, reg = row / 8 % 2 + k / 8 * 2;
+                sum += 2 * bf16(v[thread * 8 + reg * 2 + k % 2]) * bf16(b[k / 8 * 64 + col * 8 + k % 8]);
+            }
+            float got;
+            memcpy(&got, &out[(row / 16 * 32 + row % 8 * 4 + col / 2) * 4 + row / 8 % 2 * 2 + col % 2], 4);
+            if (got != (float)sum) { /* exact: multiples of 1/64 below 2^12 */
+                fprintf(stderr, "wgmma: row %d, column %d is %g, wanted %g\n", row, col, got, sum);
+                exit(1);
+            }
+        }
+    }
+    char   broken[sizeof body];
+    struct rig r = {.body = broken, .block = {128, 1, 1}, .in = in, .in_bytes = sizeof in, .out = out, .out_bytes = 2048};
+    memcpy(broken, body, sizeof body);
+    memset(strstr(broken, "wgmma.wait_group"), ' ', strlen("wgmma.wait_group.sync.aligned 0;"));
+    rig_stops(&r, "did not wait for");
+    memcpy(broken, body, sizeof body);
+    memset(strstr(broken, "fence.proxy"), ' ', strlen("fence.proxy.async.shared::cta;"));
+    rig_stops(&r, "without fence.proxy.async");
+    memcpy(broken, body, sizeof body);
+    memset(strstr(broken, "bar.sync 0;"), ' ', strlen("bar.sync 0;"));
+    r.config.seed = 3;
+    const char *why = rig_run(&r);
+    if (!why || (!strstr(why, "without having waited") && !strstr(why, "nobody wrote"))) {
+        fprintf(stderr, "wgmma without a barrier: %s\n", why ? why : "ran");
+        exit(1);
+    }
+}
+
 int main(void)
 {
     fill();
@@ -339,6 +392,7 @@ int main(void)
     barriers();
     copies();
     matrices();
+    warpgroup();
     printf("lanes, barriers, copies, clusters and matrices: as in C under 5 schedules\n");
     return 0;
 }
