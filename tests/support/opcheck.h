@@ -28,6 +28,7 @@ struct oc_case {
     char             shape[200];
     uint64_t         seed, rng;
     int32_t          index;
+    bool             many; /* --rows many: prompts on tiles only, in bf16, where a check knows them */
     bool             failed;
     int64_t         *n_checks;
     struct oc_block *memory;

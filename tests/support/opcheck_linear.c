@@ -160,12 +160,17 @@ void oc_check_linear(struct oc_case *c)
     struct linear        l = {.n_weights = oc_range(c, 1, 3), .dtype = pick_dtype(c)};
     int32_t              n = oc_chance(c, 0.1) ? oc_range(c, 60, 80) : oc_range(c, 0, 12), n_in = pick_n_in(c, type);
     /* Prompts: kernels for many rows want whole tiles of weights. */
-    bool many = oc_chance(c, 0.06);
+    bool           many = oc_chance(c, 0.06) || c->many;
+    enum nib_dtype dtype = pick_dtype(c);
     if (many) {
-        n = oc_range(c, 97, OC_ROWS_MOST);
-        n_in = 64 * oc_range(c, 1, 12);
+        n = oc_range(c, 97, c->many ? 140 : OC_ROWS_MOST);
+        n_in = 64 * oc_range(c, 1, c->many ? 5 : 12);
     }
-    struct oc_mat        plain = oc_mat_new(c, pick_dtype(c), n, n_in, 1, oc_chance(c, 0.15));
+    if (c->many) {
+        dtype = NIB_DTYPE_BF16;
+        act = NIB_ACT_PLAIN;
+    }
+    struct oc_mat plain = oc_mat_new(c, dtype, n, n_in, 1, oc_chance(c, 0.15));
     l.x = oc_act_new(c, &plain, act, true);
     for (int32_t i = 0; i < l.n_weights; i++) {
         /* Beside the first weight, some that take the plain rows. */

@@ -11,12 +11,14 @@ if [ "$2" = long ]; then
     done
     exit 0
 fi
-while read -r op seed cases; do
-    NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op "$op" --n "$cases"
+while read -r op seed cases more; do
+    # shellcheck disable=SC2086 # options, or nothing
+    NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op "$op" --n "$cases" $more
 done <<LIST
 embed 11 2
 norm 11 3
 linear 11 4
+linear 2 4 --rows many
 q_rope 11 2
 kv_insert 11 2
 compress 3 2

@@ -261,7 +261,7 @@ bool rig_product_right(const struct rig_product *r, char *text, size_t bytes)
                 double part = 0;
                 for (int32_t k = b * 16; k < b * 16 + 16; k++) {
                     int64_t ix = ((int64_t)t * n_in + k) / 2, iw = (w_row * n_in + k) / 2;
-                    part += e2m1(r->x_codes[ix] >> k % 2 * 4 & 15u) * e2m1(r->w_codes[iw] >> k % 2 * 4 & 15u);
+                    part += e2m1((unsigned)r->x_codes[ix] >> k % 2 * 4 & 15u) * e2m1((unsigned)r->w_codes[iw] >> k % 2 * 4 & 15u);
                 }
                 part *= ue4m3(r->x_scales[(int64_t)t * n_blocks + b]) * ue4m3(r->w_scales[w_row * n_blocks + b]);
                 sum += part;

@@ -40,7 +40,7 @@ static struct stack make_stack(int32_t n_out, int32_t n_in)
             uint32_t scale = 0x30 + rig_next(&seed) % 24;
             scales[row / n_out * packed + nib_sm100a_scale_offset(row % n_out, b, n_in)] = (uint8_t)scale;
             for (int32_t k = b * 16; k < b * 16 + 16; k++)
-                s.value[row * n_in + k] = code_value(codes[(row * n_in + k) / 2] >> k % 2 * 4 & 15u) *
+                s.value[row * n_in + k] = code_value((unsigned)codes[(row * n_in + k) / 2] >> k % 2 * 4 & 15u) *
                                           ldexp(8 + (double)(scale & 7), (int)(scale >> 3) - 10) *
                                           (double)alphas[row / n_out];
         }
@@ -84,7 +84,7 @@ static void expect_encoded(const struct nib_sm100a_rows *q, int32_t row, int32_t
     for (int32_t b = 0; b < n_in / 16; b++)
         assert_int_equal(q->scales[nib_sm100a_scale_offset(row, b, n_in)], scales[b]);
     for (int32_t k = 0; k < n_in; k++)
-        value[k] = code_value(codes[k / 2] >> k % 2 * 4 & 15u) * (double)g *
+        value[k] = code_value((unsigned)codes[k / 2] >> k % 2 * 4 & 15u) * (double)g *
                    (scales[k / 16] < 8 ? ldexp(scales[k / 16], -9)
                                        : ldexp(8 + (double)(scales[k / 16] & 7), (int)(scales[k / 16] >> 3) - 10));
 }
