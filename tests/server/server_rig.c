@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -55,6 +56,8 @@ struct rig rig_start(const char *program, const char *const *arguments)
         argv[n++] = *arguments++;
     r.pid = fork();
     if (r.pid == 0) {
+        /* A server that outlived its test would hold ctest's pipe open until the time limit. */
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         (void)execv(program, (char *const *)(uintptr_t)argv);
         _exit(127);
     }
