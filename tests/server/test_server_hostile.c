@@ -223,7 +223,7 @@ static void test_heads(void **state)
         size_t      n; /* 0: up to the NUL */
     } cases[] = {
         {"\r\n\r\n\r\n", 0}, {"GET\r\n\r\n", 0}, {"GET / HTTP/9.9\r\n\r\n", 0}, {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 0},
-        {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11}, {"GET /health HTTP/1.1\r\nHost: x\r\nA\0B: c\r\n\r\n", 41},
+        {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11}, {"GET /health HTTP/1.1\r\nHost: x\r\nA\0B: c\r\n\r\n\0P", 43},
         {"POST " CHAT " HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n{}", 0},
         {"POST " CHAT " HTTP/1.1\r\nHost: x\r\nContent-Length: 2e1\r\n\r\n{}", 0},
         {"POST " CHAT " HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n{}", 0},
