@@ -38,8 +38,10 @@ struct chat_line {
 
 /* ---- The terminal ---- */
 
-static struct termios        ordinary;
-static volatile sig_atomic_t switched;
+/* How the terminal was found; and how it is between two lines: a Ctrl-D typed ahead stays the byte it is, where the system would make
+ * an end of input of it that turns into a NUL once single bytes are read. */
+static struct termios        ordinary, between;
+static volatile sig_atomic_t changed, switched;
 
 static const char paste_on[] = "\033[?2004h", paste_off[] = "\033[?2004l";
 
@@ -49,16 +51,31 @@ static void switch_back(void)
         return;
     switched = 0;
     (void)!write(1, paste_off, sizeof paste_off - 1);
-    (void)tcsetattr(0, TCSADRAIN, &ordinary);
+    (void)tcsetattr(0, TCSADRAIN, &between);
+}
+
+static bool take_terminal(void)
+{
+    if (tcgetattr(0, &ordinary) != 0)
+        return false;
+    between = ordinary;
+    between.c_cc[VEOF] = _POSIX_VDISABLE;
+    changed = tcsetattr(0, TCSADRAIN, &between) == 0;
+    return changed;
+}
+
+static void leave_terminal(void)
+{
+    switch_back();
+    if (changed)
+        (void)tcsetattr(0, TCSADRAIN, &ordinary);
+    changed = 0;
 }
 
 static bool switch_to_bytes(void)
 {
-    struct termios t;
+    struct termios t = ordinary;
 
-    if (tcgetattr(0, &ordinary) != 0)
-        return false;
-    t = ordinary;
     t.c_iflag &= ~(tcflag_t)(ICRNL | INLCR | IGNCR | IXON | ISTRIP | BRKINT);
     t.c_lflag &= ~(tcflag_t)(ICANON | ECHO | ISIG | IEXTEN);
     t.c_cc[VMIN] = 1;
@@ -77,7 +94,7 @@ enum { N_ENDING = sizeof ending_signals / sizeof ending_signals[0] };
 /* The handler is gone when it runs (SA_RESETHAND), so the signal then does what it always does. */
 static void on_ending(int number)
 {
-    switch_back();
+    leave_terminal();
     (void)raise(number);
 }
 
@@ -103,7 +120,7 @@ struct chat_line *chat_line_open(void)
 
     if (!l)
         return NULL;
-    l->edits = isatty(0) == 1 && output_is_screen(1);
+    l->edits = isatty(0) == 1 && output_is_screen(1) && take_terminal();
     if (l->edits)
         catch_ending(on_ending);
     return l;
@@ -113,7 +130,7 @@ void chat_line_close(struct chat_line *l)
 {
     if (!l)
         return;
-    switch_back();
+    leave_terminal();
     if (l->edits)
         catch_ending(SIG_DFL);
     for (int i = 0; i < l->n_past; i++)

@@ -197,6 +197,19 @@ static void test_two_turns(void **state)
     assert_int_equal(terminal_end(&t), 0);
 }
 
+/* Ctrl-D while an answer still comes ends the conversation behind it. */
+static void test_end_typed_ahead(void **state)
+{
+    struct terminal t;
+
+    (void)state;
+    start(&t, "");
+    keys(&t, "My name is Jane." ENTER);
+    (void)terminal_wait(&t, "Nice to");
+    keys(&t, "\004");
+    assert_int_equal(terminal_end(&t), 0);
+}
+
 /* Reasoning is dimmed and left out of later prompts: of a turn's tokens those before <think> are kept, one less than
  * its prompt had. --drafts changes nothing of it. */
 static void test_thinking(void **state)
@@ -704,7 +717,8 @@ static void test_penalties(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_turns),    cmocka_unit_test(test_thinking),    cmocka_unit_test(test_commands),
+        cmocka_unit_test(test_two_turns),    cmocka_unit_test(test_end_typed_ahead),
+        cmocka_unit_test(test_thinking),    cmocka_unit_test(test_commands),
         cmocka_unit_test(test_save_and_load), cmocka_unit_test(test_wrong_files), cmocka_unit_test(test_editing),
         cmocka_unit_test(test_prompt_keys),  cmocka_unit_test(test_odd_input),   cmocka_unit_test(test_interrupt),
         cmocka_unit_test(test_signals),      cmocka_unit_test(test_full_context), cmocka_unit_test(test_dumb_terminal),
