@@ -40,7 +40,7 @@ static int free_port(void)
     return ntohs(a.sin_port);
 }
 
-static void nap(long ms)
+void rig_nap(long ms)
 {
     (void)nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
 }
@@ -62,7 +62,7 @@ struct rig rig_start(const char *program, const char *const *arguments)
         _exit(127);
     }
     for (int i = 0; i < 600; i++) {
-        nap(100);
+        rig_nap(100);
         if (waitpid(r.pid, NULL, WNOHANG) != 0)
             fail_msg("the server ended before it was ready");
         struct sockaddr_in a = loopback(r.port);
@@ -280,9 +280,16 @@ void rig_wait_metric(const struct rig *r, const char *name, double low, double h
 {
     double value = rig_metric(r, name);
     for (int i = 0; i < 3000 && !(value >= low && value <= high); i++) {
-        nap(20);
+        rig_nap(20);
         value = rig_metric(r, name);
     }
     if (!(value >= low && value <= high))
         fail_msg("%s is %g, wanted %g to %g", name, value, low, high);
+}
+
+void rig_check_alive(const struct rig *r)
+{
+    json_t *v = rig_post(r, CHAT, "{" PLAIN "}", 200);
+    assert_string_equal(text_at(v, "choices.0.message.content"), ANSWER);
+    json_decref(v);
 }

@@ -7,6 +7,15 @@
 #include <stddef.h>
 #include <sys/types.h>
 
+/* The question that every test may ask, its answer by the bundled model, and two tools to go with it. */
+#define CHAT     "/v1/chat/completions"
+#define QUESTION "\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}],\"temperature\":0"
+#define PLAIN    QUESTION ",\"reasoning_effort\":\"none\""
+#define ANSWER   "The capital of France is Paris."
+#define TOOLS                                                                                                          \
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":\"object\"," \
+    "\"properties\":{\"city\":{\"type\":\"string\"}}}}},{\"type\":\"function\",\"function\":{\"name\":\"get_time\",\"parameters\":{}}}]"
+
 struct rig {
     pid_t pid;
     int   port;
@@ -36,6 +45,11 @@ struct reply rig_request(const struct rig *r, const char *method, const char *pa
 
 /* POST that must answer `status`, as JSON. */
 json_t *rig_post(const struct rig *r, const char *path, const char *body, int status);
+
+/* The question is answered as ever; fails the test if not. */
+void rig_check_alive(const struct rig *r);
+
+void rig_nap(long ms);
 
 /* A value by path of keys and indexes ("choices.0.message.content"); NULL if absent. Borrowed. */
 json_t     *at(json_t *v, const char *path);

@@ -16,21 +16,6 @@
 static const char *g_program;
 static struct rig  g;
 
-#define CHAT     "/v1/chat/completions"
-#define QUESTION "\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}],\"temperature\":0"
-#define PLAIN    QUESTION ",\"reasoning_effort\":\"none\""
-#define ANSWER   "The capital of France is Paris."
-#define TOOLS                                                                                                          \
-    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":\"object\"," \
-    "\"properties\":{\"city\":{\"type\":\"string\"}}}}},{\"type\":\"function\",\"function\":{\"name\":\"get_time\",\"parameters\":{}}}]"
-
-static void check_alive(void)
-{
-    json_t *v = rig_post(&g, CHAT, "{" PLAIN "}", 200);
-    assert_string_equal(text_at(v, "choices.0.message.content"), ANSWER);
-    json_decref(v);
-}
-
 /* B71, B73, B76, B82: every wrong value is a 400 that names its field. */
 static void test_wrong_values(void **state)
 {
@@ -86,7 +71,7 @@ static void test_wrong_values(void **state)
         assert_true(strlen(text_at(v, "error.message")) > 10);
         json_decref(v);
     }
-    check_alive();
+    rig_check_alive(&g);
 }
 
 static void test_wrong_completions(void **state)
@@ -113,7 +98,7 @@ static void test_wrong_completions(void **state)
             fail_msg("%s: param '%s' code '%s'", cases[i].fields, text_at(v, "error.param"), text_at(v, "error.code"));
         json_decref(v);
     }
-    check_alive();
+    rig_check_alive(&g);
 }
 
 /* And what looks odd but is right. */
@@ -165,7 +150,7 @@ static void test_broken_bodies(void **state)
     json_decref(rig_post(&g, CHAT, nested, 400));
     free(nested);
     free(deep);
-    check_alive();
+    rig_check_alive(&g);
 }
 
 static void test_paths(void **state)

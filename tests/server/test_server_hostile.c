@@ -18,26 +18,10 @@
 
 #include "server_rig.h"
 
-#define CHAT   "/v1/chat/completions"
-#define PLAIN  "\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}],\"temperature\":0,\"reasoning_effort\":\"none\""
-#define ANSWER "The capital of France is Paris."
-
 enum { HUGE = 10 << 20, RECEIVE_S = 30 /* --receive-timeout, if not set */ };
 
 static const char *g_program;
 static struct rig  g;
-
-static void check_alive(void)
-{
-    json_t *v = rig_post(&g, CHAT, "{" PLAIN "}", 200);
-    assert_string_equal(text_at(v, "choices.0.message.content"), ANSWER);
-    json_decref(v);
-}
-
-static void nap(long ms)
-{
-    (void)nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
-}
 
 static char *filled(char byte, size_t n)
 {
@@ -103,7 +87,7 @@ static void test_pipelining(void **state)
         rig_send(fd, text, n);
         (void)close(fd);
     }
-    check_alive();
+    rig_check_alive(&g);
 }
 
 /* ---- Slowly, halfway, never ---- */
@@ -134,9 +118,9 @@ static void test_byte_a_second(void **state)
     for (int i = 0; i < seconds; i++) {
         rig_send(in_head, head + at_head++, 1);
         rig_send(in_body, body + at_body++, 1);
-        nap(1000);
+        rig_nap(1000);
         if (i % 10 == 0)
-            check_alive();
+            rig_check_alive(&g);
     }
     if (seconds > 2 * RECEIVE_S) {
         check_ended(in_head);
@@ -179,17 +163,17 @@ static void test_half_open(void **state)
         if (i % 3 == 0 && i % 25 != 24)
             (void)shutdown(fd[i], SHUT_WR);
     }
-    check_alive();
+    rig_check_alive(&g);
     for (int i = 0; i < N; i++) {
         const struct linger reset = {.l_onoff = 1, .l_linger = 0};
         if (i % 2)
             (void)setsockopt(fd[i], SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
         (void)close(fd[i]);
     }
-    check_alive();
+    rig_check_alive(&g);
     /* Nothing of it goes on. */
     for (int k = 0; k < 600 && rig_metric(&g, "vllm:num_requests_running") > 0; k++)
-        nap(50);
+        rig_nap(50);
     assert_true(rig_metric(&g, "vllm:num_requests_running") <= 0);
 }
 
@@ -207,10 +191,10 @@ static void test_slow_reader(void **state)
         (void)setsockopt(fd[i], SOL_SOCKET, SO_RCVBUF, &least, sizeof least);
         rig_send(fd[i], text, strlen(text));
     }
-    check_alive();
+    rig_check_alive(&g);
     for (int i = 0; i < 4; i++)
         (void)close(fd[i]);
-    check_alive();
+    rig_check_alive(&g);
 }
 
 /* ---- No HTTP ---- */
@@ -240,7 +224,7 @@ static void test_heads(void **state)
         if (!is_refusal(status))
             fail_msg("case %zu was answered with status %d", i, status);
     }
-    check_alive();
+    rig_check_alive(&g);
     /* The bytes of no one: a generator with a fixed seed. */
     uint64_t seed = 7;
     for (int i = 0; i < 100; i++) {
@@ -254,7 +238,7 @@ static void test_heads(void **state)
         if (!is_refusal(status))
             fail_msg("noise %d was answered with status %d", i, status);
     }
-    check_alive();
+    rig_check_alive(&g);
 }
 
 /* 10 MB where a line was due. */
@@ -275,7 +259,7 @@ static void test_huge_heads(void **state)
         /* libmicrohttpd calls an endless size of a chunk an error of the server's. */
         if (!is_refusal(status) && !(i == 4 && status == 500))
             fail_msg("10 MB behind '%s' were answered with status %d", before[i], status);
-        check_alive();
+        rig_check_alive(&g);
     }
     free(text);
 }
@@ -316,7 +300,7 @@ static void test_deep_json(void **state)
         post_refused(text, shapes[s].open);
         free(text);
     }
-    check_alive();
+    rig_check_alive(&g);
 }
 
 static void test_invalid_utf8(void **state)
@@ -341,7 +325,7 @@ static void test_invalid_utf8(void **state)
         assert_null(strstr(r.headers, broken[i]));
         reply_free(&r);
     }
-    check_alive();
+    rig_check_alive(&g);
 }
 
 static void test_not_numbers(void **state)
@@ -371,7 +355,7 @@ static void test_not_numbers(void **state)
     json_decref(rig_post(&g, CHAT, "{" PLAIN ",\"logit_bias\":{\"5\":\"NaN\"}}", 400));
     json_decref(rig_post(&g, "/detokenize", "{\"tokens\":[NaN]}", 400));
     json_decref(rig_post(&g, "/v1/completions", "{\"prompt\":[1e400]}", 400));
-    check_alive();
+    rig_check_alive(&g);
 }
 
 static int start(void **state)

@@ -19,21 +19,6 @@
 static const char *g_program;
 static struct rig  g;
 
-#define CHAT     "/v1/chat/completions"
-#define QUESTION "\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}],\"temperature\":0"
-#define PLAIN    QUESTION ",\"reasoning_effort\":\"none\""
-#define ANSWER   "The capital of France is Paris."
-#define TOOLS                                                                                                          \
-    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":\"object\"," \
-    "\"properties\":{\"city\":{\"type\":\"string\"}}}}},{\"type\":\"function\",\"function\":{\"name\":\"get_time\",\"parameters\":{}}}]"
-
-static void check_alive(void)
-{
-    json_t *v = rig_post(&g, CHAT, "{" PLAIN "}", 200);
-    assert_string_equal(text_at(v, "choices.0.message.content"), ANSWER);
-    json_decref(v);
-}
-
 /* ---- Answers ---- */
 
 static void test_answer(void **state)
@@ -351,11 +336,6 @@ static void test_cached_tokens(void **state)
 
 /* ---- Bad manners ---- */
 
-static void nap(long ms)
-{
-    (void)nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
-}
-
 static void test_manners(void **state)
 {
     (void)state;
@@ -377,7 +357,7 @@ static void test_manners(void **state)
         (void)snprintf(head, sizeof head, "1\r\n%c\r\n", *c);
         rig_send(fd, head, strlen(head));
         if ((c - body) % 40 == 0)
-            nap(20);
+            rig_nap(20);
     }
     rig_send(fd, "0\r\n\r\n", 5);
     assert_true(rig_read(fd, &r) && r.status == 200 && strstr(r.body, ANSWER));
@@ -398,7 +378,7 @@ static void test_manners(void **state)
     assert_true(rig_read(fd, &r) && r.status == 413 && strstr(r.body, "request_too_large"));
     reply_free(&r);
     (void)close(fd);
-    check_alive();
+    rig_check_alive(&g);
     (void)close(half);
     (void)close(endless);
 }
@@ -408,7 +388,7 @@ static void test_manners(void **state)
 static void wait_running(const struct rig *server)
 {
     for (int k = 0; k < 600 && rig_metric(server, "vllm:num_requests_running") < 1; k++)
-        nap(50);
+        rig_nap(50);
     assert_true(rig_metric(server, "vllm:num_requests_running") >= 1);
 }
 
@@ -427,13 +407,13 @@ static void test_disconnect(void **state)
         (void)close(fd);
         double after = before;
         for (int k = 0; k < 600 && after == before; k++) {
-            nap(50);
+            rig_nap(50);
             after = rig_metric(&g, "vllm:request_success_total{model_name=\"tiny-v4\",engine=\"0\",finished_reason=\"abort\"}");
         }
         assert_true(after == before + 1);
         assert_true(rig_metric(&g, "vllm:num_requests_running") <= 0);
     }
-    check_alive();
+    rig_check_alive(&g);
 }
 
 /* ---- Settings ---- */

@@ -34,15 +34,6 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void check_alive(const struct rig *r)
-{
-    json_t *v = rig_post(r, "/v1/chat/completions",
-                         "{\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}],\"temperature\":0,"
-                         "\"reasoning_effort\":\"none\"}", 200);
-    assert_string_equal(text_at(v, "choices.0.message.content"), "The capital of France is Paris.");
-    json_decref(v);
-}
-
 static void check_refused(const struct rig *r, const char *body, int status, const char *type, const char *code, bool retry)
 {
     struct reply reply = rig_request(r, "POST", COMPLETIONS, "", body);
@@ -114,7 +105,7 @@ static void test_queue_full(void **state)
     rig_wait_metric(&r, WAITING, 0, 0);
     (void)close(running);
     rig_wait_metric(&r, RUNNING, 0, 0);
-    check_alive(&r);
+    rig_check_alive(&r);
     assert_int_equal(rig_stop(&r), 0);
 }
 
@@ -214,7 +205,7 @@ static void test_leaving(void **state)
     for (enum moment m = QUEUED; m < N_MOMENTS; m++)
         for (int stream = 0; stream < 2; stream++)
             leave_at(&r, m, stream == 1, how++ % 3);
-    check_alive(&r);
+    rig_check_alive(&r);
     assert_int_equal(rig_stop(&r), 0);
 }
 
@@ -265,7 +256,7 @@ static void test_slow_senders(void **state)
     assert_memory_equal(text, "HTTP/1.1 408 ", 13);
     assert_true(ends_within(headers, 60, text, sizeof text, "x"));
     assert_true(ends_within(nothing, 60, text, sizeof text, NULL));
-    check_alive(&r);
+    rig_check_alive(&r);
     (void)close(body);
     (void)close(headers);
     (void)close(nothing);
@@ -288,10 +279,10 @@ static void test_slow_reader(void **state)
     rig_send(fd, head, strlen(head));
     rig_wait_metric(&r, RUNNING, 14, 14);
     while (rig_metric(&r, RUNNING) >= 14)
-        check_alive(&r);
+        rig_check_alive(&r);
     rig_wait_metric(&r, ABORTED, 14, 14);
     rig_wait_metric(&r, RUNNING, 0, 0);
-    check_alive(&r);
+    rig_check_alive(&r);
     (void)close(fd);
     assert_int_equal(rig_stop(&r), 0);
 }
