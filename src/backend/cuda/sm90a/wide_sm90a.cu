@@ -2,26 +2,28 @@
  *
  * Weights are the A operand: their packed tiles (cuda.h) are already fragments, so a warp decodes its 16 outputs' codes in
  * registers and never writes them back. Rows are the B operand: one pass over the activations makes an image of them, bf16
- * parts in the tiles' order of columns and in the order in which a product reads shared memory, so that the rows of a block of
+ * in the tiles' order of columns and in the order in which a product reads shared memory, so that the rows of a block of
  * 64 columns arrive by one bulk copy. A third warpgroup, which gives its registers to the two, keeps kStages of these on their way. While one warpgroup decodes, the other
  * multiplies.
  *
  * Bytes a block of the grid: weights once (0.56 a weight from memory, then L2), the image once. Sums run over blocks of columns in
- * ascending order, the smallest part first, whatever the number of rows. */
+ * ascending order, whatever the number of rows.
+ *
+ * Only rows that one bf16 number a channel holds exactly come here. A product cuts what it adds to its sums; with fp32 rows in three
+ * parts that happened three times as often, and sums left opcheck's bounds by up to 1.3 times on a card. */
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/products.cuh"
 #include "backend/cuda/device/rows.cuh"
 #include "backend/cuda/sm90a/wgmma.cuh"
 
-constexpr int kMostParts = 3; /* 3 x 8 significant bits hold an fp32 value exactly */
 constexpr int kOuts = 128, kConsumers = 256, kWideThreads = kConsumers + 128;
 
 /* ---- The image of rows ---- */
 
 struct image {
-    uint16_t *part;     /* [row tile][n_parts][block][8][rows of a tile][8] */
+    uint16_t *value;    /* [row tile][block][8][rows of a tile][8] */
     int32_t  *exponent; /* [n] */
-    int32_t   n_parts, n_rows, tile_rows;
+    int32_t   n_rows, tile_rows;
 };
 
 NIB_DEVICE float act_value(const struct nib_act &x, enum nib_act_format act, int64_t t, int32_t i)
@@ -48,15 +50,11 @@ static __global__ void make_image(const struct nib_act x, enum nib_act_format ac
     int64_t tile = row / im.tile_rows, in_tile = row % im.tile_rows, block_halves = (int64_t)kBlockCols * im.tile_rows;
     for (int32_t i = threadIdx.x; i < n_eights; i += blockDim.x) {
         int32_t block = i / 8, j = i % 8 / 2, from = block * kBlockCols + 4 * j + i % 2 * 2;
-        __align__(16) uint16_t part[kMostParts][8];
-        for (int32_t k = 0; k < 8; k++) {
-            float v = there ? scalbnf(act_value(x, act, (int64_t)first + row, from + k / 2 * 16 + k % 2), -e) : 0;
-            nib_parts_put(v, im.n_parts, &part[0][k], 8);
-        }
-        for (int32_t p = 0; p < im.n_parts; p++) {
-            uint16_t *to = im.part + ((tile * im.n_parts + p) * n_blocks + block) * block_halves + (i % 8 * im.tile_rows + in_tile) * 8;
-            *(uint4 *)to = *(const uint4 *)part[p];
-        }
+        __align__(16) uint16_t eight[8];
+        for (int32_t k = 0; k < 8; k++)
+            eight[k] = nib_bf16_code(there ? scalbnf(act_value(x, act, (int64_t)first + row, from + k / 2 * 16 + k % 2), -e) : 0);
+        uint16_t *to = im.value + (tile * n_blocks + block) * block_halves + (i % 8 * im.tile_rows + in_tile) * 8;
+        *(uint4 *)to = *(const uint4 *)eight;
     }
 }
 
@@ -78,23 +76,19 @@ template <int N> struct wide_memory {
 /* One thread: image blocks in the order in which they are used. */
 template <int N> NIB_DEVICE void feed(const struct wide_args &a, int32_t first_block, int32_t n_blocks, struct wide_memory<N> *m)
 {
-    int32_t         n_stages = wide_memory<N>::kStages, i = 0;
-    const uint16_t *tile = a.x.part + (int64_t)blockIdx.y * a.x.n_parts * a.n_x_blocks * (kBlockCols * N);
+    int32_t         n_stages = wide_memory<N>::kStages;
+    const uint16_t *tile = a.x.value + ((int64_t)blockIdx.y * a.n_x_blocks + first_block) * (kBlockCols * N);
     for (int32_t block = 0; block < n_blocks; block++) {
-        for (int32_t part = a.x.n_parts - 1; part >= 0; part--, i++) {
-            int32_t at = i % n_stages, round = i / n_stages;
-            if (round > 0)
-                nib_barrier_wait(&m->empty[at], (uint32_t)(round - 1) & 1u);
-            nib_bulk_copy(m->rows[at], tile + ((int64_t)part * a.n_x_blocks + first_block + block) * (kBlockCols * N),
-                          kBlockCols * N * 2, &m->full[at]);
-        }
+        int32_t at = block % n_stages, round = block / n_stages;
+        if (round > 0)
+            nib_barrier_wait(&m->empty[at], (uint32_t)(round - 1) & 1u);
+        nib_bulk_copy(m->rows[at], tile + (int64_t)block * (kBlockCols * N), kBlockCols * N * 2, &m->full[at]);
     }
 }
 
-/* Block i of a step against all parts of its rows. stage counts over the whole product. */
+/* Block i of a step, which is `block` of the product, against its rows. */
 template <int type, int N, int i>
-NIB_DEVICE void multiply_block(const struct nib_tile_step<type> &s, int32_t n_parts, int32_t *stage, struct wide_memory<N> *m,
-                               float (&acc)[N / 2])
+NIB_DEVICE void multiply_block(const struct nib_tile_step<type> &s, int32_t block, struct wide_memory<N> *m, float (&acc)[N / 2])
 {
     struct nib_tile_scales scale = nib_tile_step_scales<type>(s, i);
     uint32_t               operand[4][4];
@@ -102,19 +96,17 @@ NIB_DEVICE void multiply_block(const struct nib_tile_step<type> &s, int32_t n_pa
     nib_tile_step_operand<type, i, 1>(s, scale, operand[1]);
     nib_tile_step_operand<type, i, 2>(s, scale, operand[2]);
     nib_tile_step_operand<type, i, 3>(s, scale, operand[3]);
-    for (int32_t part = 0; part < n_parts; part++, ++*stage) {
-        int32_t at = *stage % wide_memory<N>::kStages, round = *stage / wide_memory<N>::kStages;
-        nib_barrier_wait(&m->full[at], (uint32_t)round & 1u);
-        uint64_t b = nib_wgmma_descriptor(nib_shared_address(m->rows[at]), N * 16, 128);
-        nib_wgmma_fence();
+    int32_t at = block % wide_memory<N>::kStages, round = block / wide_memory<N>::kStages;
+    nib_barrier_wait(&m->full[at], (uint32_t)round & 1u);
+    uint64_t b = nib_wgmma_descriptor(nib_shared_address(m->rows[at]), N * 16, 128);
+    nib_wgmma_fence();
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            nib_wgmma_bf16(acc, operand[j], b + (uint64_t)(j * 2 * N)); /* 2 * N * 16 bytes, in units of 16 */
-        nib_wgmma_commit();
-        nib_wgmma_wait();
-        if (threadIdx.x % 32 == 0)
-            nib_barrier_arrive(&m->empty[at]);
-    }
+    for (int j = 0; j < 4; j++)
+        nib_wgmma_bf16(acc, operand[j], b + (uint64_t)(j * 2 * N)); /* 2 * N * 16 bytes, in units of 16 */
+    nib_wgmma_commit();
+    nib_wgmma_wait();
+    if (threadIdx.x % 32 == 0)
+        nib_barrier_arrive(&m->empty[at]);
 }
 
 template <int type, int N>
@@ -122,19 +114,18 @@ NIB_DEVICE void multiply(const struct wide_args &a, const struct nib_tile &t, in
 {
     constexpr int              n = nib_tile_step<type>::kBlocks;
     struct nib_tile_step<type> now, next;
-    int32_t                    stage = 0;
     nib_tile_step_load<type>(t, 0, n_blocks, now);
 #pragma unroll 1
     for (int32_t block = 0; block < n_blocks; block += n) {
         nib_steps_prefetch<type>(t, block + kPrefetchSteps * n, n_blocks, 1);
         nib_tile_step_load<type>(t, block + n, n_blocks, next);
-        multiply_block<type, N, 0>(now, a.x.n_parts, &stage, m, acc);
+        multiply_block<type, N, 0>(now, block, m, acc);
         if (n > 1 && block + 1 < n_blocks)
-            multiply_block<type, N, 1 % n>(now, a.x.n_parts, &stage, m, acc);
+            multiply_block<type, N, 1 % n>(now, block + 1, m, acc);
         if (n > 2 && block + 2 < n_blocks)
-            multiply_block<type, N, 2 % n>(now, a.x.n_parts, &stage, m, acc);
+            multiply_block<type, N, 2 % n>(now, block + 2, m, acc);
         if (n > 2 && block + 3 < n_blocks)
-            multiply_block<type, N, 3 % n>(now, a.x.n_parts, &stage, m, acc);
+            multiply_block<type, N, 3 % n>(now, block + 3, m, acc);
         now = next;
     }
 }
@@ -201,9 +192,10 @@ template <int N> static void launch_type(struct nib_stream *s, const struct wide
     }
 }
 
-static int32_t parts_of(const struct nib_act *x, enum nib_act_format act)
+/* One bf16 number holds a channel exactly. */
+static bool is_bf16(const struct nib_act *x, enum nib_act_format act)
 {
-    return act == NIB_ACT_FP8 || (act == NIB_ACT_PLAIN && x->plain.dtype == NIB_DTYPE_BF16) ? 1 : kMostParts;
+    return act == NIB_ACT_FP8 || (act == NIB_ACT_PLAIN && x->plain.dtype == NIB_DTYPE_BF16);
 }
 
 bool nib_cuda_wide_takes(const struct nib_stream *s, const struct nib_act *x, int32_t n, int32_t n_weights,
@@ -213,17 +205,12 @@ bool nib_cuda_wide_takes(const struct nib_stream *s, const struct nib_act *x, in
     bool    have[2] = {false, false};
     if (s->arch != 90 || n <= NIB_CUDA_MANY_ROWS || group_rows % kOuts != 0)
         return false;
-    /* A product cuts what it adds to its sums. With rows of three parts that happens three times as often, and sums were seen to
-     * leave opcheck's bounds, by up to 1.3 times; the kernels of any/ add blocks with rounding. */
-    for (int32_t i = 0; i < n_weights; i++)
-        if (parts_of(x, w[i]->act) > 1)
-            return false;
     for (int32_t i = 0; i < n_weights; i++) {
         bool quant = w[i]->act != NIB_ACT_PLAIN;
-        if (nib_cuda_matrix_of(w[i])->layout != NIB_CUDA_TILED)
+        if (nib_cuda_matrix_of(w[i])->layout != NIB_CUDA_TILED || !is_bf16(x, w[i]->act))
             return false;
         if (!have[quant])
-            halves += rows * x->cols * parts_of(x, w[i]->act) + 64;
+            halves += rows * x->cols + 64;
         have[quant] = true;
     }
     return halves <= s->n_parts_max;
@@ -240,8 +227,8 @@ enum nib_status nib_cuda_wide(struct nib_stream *s, const struct nib_act *x, int
         bool quant = w[i]->act != NIB_ACT_PLAIN;
         if (!have[quant]) {
             int32_t *exponent = s->exponent + (int64_t)(s->n_exponents++ % 8) * s->dims.n_rows_max;
-            ready[quant] = {s->parts + at, exponent, parts_of(x, w[i]->act), n, tile_rows};
-            at += ((int64_t)n_tiles * tile_rows * x->cols * ready[quant].n_parts + 63) / 64 * 64;
+            ready[quant] = {s->parts + at, exponent, n, tile_rows};
+            at += ((int64_t)n_tiles * tile_rows * x->cols + 63) / 64 * 64;
             nib_launch(s, make_image, dim3((unsigned)(n_tiles * tile_rows)), 256, 0, *x, w[i]->act, first, ready[quant]);
             have[quant] = true;
         }
