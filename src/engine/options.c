@@ -38,13 +38,13 @@ static enum nib_status resolve_numerics(struct nib_options *o, struct nib_error 
     return NIB_OK;
 }
 
-/* A card that this build can use, or else the processor. */
+/* The list has the best last; some of them may have nothing to run on here. */
 static const char *best_backend(void)
 {
     struct nib_device_info device;
-    const char *best = "cpu";
+    const char *best = NULL;
     for (const struct nib_backend_api *const *b = nib_backends(); *b; b++)
-        if (strcmp((*b)->name, "cuda") == 0 && (*b)->device(0, &device, NULL) == NIB_OK && device.usable)
+        if ((*b)->device(0, &device, NULL) == NIB_OK && device.usable)
             best = (*b)->name;
     return best;
 }
