@@ -64,7 +64,7 @@ struct px_mbarrier {
 enum px_async_kind {
     PX_ASYNC_COPY,   /* cp.async of a lane: in the list of its warp */
     PX_ASYNC_ARRIVE, /* cp.async.mbarrier.arrive */
-    PX_ASYNC_LOAD, PX_ASYNC_PEER, PX_ASYNC_STORE, PX_ASYNC_REDUCE, PX_ASYNC_TENSOR_LOAD, PX_ASYNC_TENSOR_STORE
+    PX_ASYNC_LOAD, PX_ASYNC_PEER, PX_ASYNC_STORE, PX_ASYNC_REDUCE, PX_ASYNC_TENSOR_STORE
 };
 
 struct px_async {
@@ -79,9 +79,7 @@ struct px_async {
     struct px_mbarrier *bar;
     uint32_t            phase;           /* in which it was issued */
     bool                read_done, done, seen;
-    uint8_t            *data;            /* of stores, once read */
-    int32_t             coordinate[5];
-    int                 n_dims;
+    uint8_t            *data;            /* of stores: their bytes, once read */
     const struct px_instruction *instruction;
 };
 

@@ -264,6 +264,20 @@ static void store_issue(struct px_warp *w, const struct px_instruction *i, uint3
     out_of(w, a->cta, a->shared, bytes, lane);
 }
 
+static void tensor_store_issue(struct px_warp *w, const struct px_instruction *i, uint32_t lane)
+{
+    uint8_t         *data = NULL;
+    uint32_t         bytes = px_tensor_store_issue(w, i, lane, &data);
+    struct px_async *a = new_async(w, i, PX_ASYNC_TENSOR_STORE, lane);
+    a->data = data;
+    a->bytes = bytes;
+    a->shared = shared_of(w, &i->o[1 + i->group[1]], lane, bytes, 128, &a->cta);
+    a->group = w->bulk_group[lane];
+    if (a->cta != w->cta)
+        px_trap(w->cta->m, "a tensor store from another block's shared memory");
+    out_of(w, a->cta, a->shared, bytes, lane);
+}
+
 /* ---- Going on ---- */
 
 static void land(struct px_machine *m, struct px_async *a)
@@ -296,6 +310,10 @@ static void add_to(struct px_machine *m, const struct px_async *a, uint8_t *to)
 
 static void store_step(struct px_machine *m, struct px_async *a)
 {
+    if (a->kind == PX_ASYNC_TENSOR_STORE) {
+        px_tensor_store_step(m, a);
+        return;
+    }
     if (!a->read_done) {
         a->data = malloc(a->bytes);
         if (!a->data)
@@ -395,7 +413,12 @@ bool px_async_op(struct px_warp *w, const struct px_instruction *i, uint32_t lan
             else
                 load_issue(w, i, l);
             break;
-        case PX_TENSOR: px_tensor_issue(w, i, l); break;
+        case PX_TENSOR:
+            if (i->space == PX_GLOBAL)
+                tensor_store_issue(w, i, l);
+            else
+                px_tensor_issue(w, i, l);
+            break;
         case PX_BULK_REDUCE:
             if (i->space != PX_GLOBAL)
                 px_trap(w->cta->m, "a bulk reduction into shared memory is missing");

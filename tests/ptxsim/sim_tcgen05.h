@@ -86,6 +86,9 @@ void px_tcgen05_free(struct px_cta *c);
 /* ---- Tensor copies (sim_tensor.c) ---- */
 
 void px_tensor_issue(struct px_warp *w, const struct px_instruction *i, uint32_t lane);
+/* A store: the bytes of its box, and in *data what the steps need; the operand behind the coordinates is the box. */
+uint32_t px_tensor_store_issue(struct px_warp *w, const struct px_instruction *i, uint32_t lane, uint8_t **data);
+void     px_tensor_store_step(struct px_machine *m, struct px_async *a);
 /* Let one box land; false if none is on its way. */
 bool px_tensor_step(struct px_machine *m);
 void px_tensor_end(struct px_cta *c);

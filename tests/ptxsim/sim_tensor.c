@@ -1,5 +1,5 @@
-/* cp.async.bulk.tensor into shared memory. A load takes effect at some later turn: all its bytes land, then its
- * mbarrier is told. */
+/* cp.async.bulk.tensor. A load takes effect at some later turn: all its bytes land, then its mbarrier is told. A store
+ * is in the list of sim_async.c: it reads shared memory at one later turn and writes global memory at another. */
 #include "ptxsim/sim_tcgen05.h"
 
 #include <stdlib.h>
@@ -43,24 +43,34 @@ static void send(struct px_warp *w, const struct px_instruction *i, uint32_t lan
     memset(c->shared_written + b->copy.shared, 0, b->bytes);
 }
 
+/* Map and coordinates, which are operand `first` and the vector behind it (group `first` + 1). Bytes of the box. */
+static uint32_t box_of(struct px_warp *w, const struct px_instruction *i, uint32_t lane, uint32_t first,
+                       struct sim_tensor_map *map, struct sim_tensor_copy *copy)
+{
+    struct px_machine       *m = w->cta->m;
+    static const enum px_mod dims[5] = {PX_M_1D, PX_M_2D, PX_M_3D, PX_M_4D, PX_M_5D};
+    copy->gather4 = px_has(i, PX_M_GATHER4);
+    for (int d = 0; d < 5; d++)
+        copy->n_dims = px_has(i, dims[d]) ? d + 1 : copy->n_dims;
+    if (i->group[first + 1] != (copy->gather4 ? 5 : copy->n_dims))
+        px_trap(m, "%u coordinates of a tensor copy of %d dimensions", i->group[first + 1], copy->n_dims);
+    for (uint32_t d = 0; d < i->group[first + 1]; d++)
+        copy->coordinate[d] = (int32_t)px_get32(w, &i->o[first + 1 + d], lane);
+    memcpy(map, px_global(m, address_of(w, &i->o[first], lane), sizeof *map, 64, false), sizeof *map);
+    uint32_t bytes = sim_tensor_bytes(map, copy->gather4);
+    if (bytes == 0)
+        px_trap(m, "lane %u: tensor copy through something that is no tensor map", lane);
+    return bytes;
+}
+
 void px_tensor_issue(struct px_warp *w, const struct px_instruction *i, uint32_t lane)
 {
     struct px_machine *m = w->cta->m;
-    struct px_box      b = {.copy.gather4 = px_has(i, PX_M_GATHER4)};
+    struct px_box      b = {0};
     struct px_cta     *target, *bar_cta;
-    static const enum px_mod dims[5] = {PX_M_1D, PX_M_2D, PX_M_3D, PX_M_4D, PX_M_5D};
-    for (int d = 0; d < 5; d++)
-        b.copy.n_dims = px_has(i, dims[d]) ? d + 1 : b.copy.n_dims;
-    if (i->space == PX_GLOBAL || i->n_groups < 4)
-        px_trap(m, "a tensor copy out of shared memory is missing");
-    if (i->group[2] != (b.copy.gather4 ? 5 : b.copy.n_dims))
-        px_trap(m, "%u coordinates of a tensor copy of %d dimensions", i->group[2], b.copy.n_dims);
-    for (uint32_t d = 0; d < i->group[2]; d++)
-        b.copy.coordinate[d] = (int32_t)px_get32(w, &i->o[2 + d], lane);
-    memcpy(&b.map, px_global(m, address_of(w, &i->o[1], lane), sizeof b.map, 64, false), sizeof b.map);
-    b.bytes = sim_tensor_bytes(&b.map, b.copy.gather4);
-    if (b.bytes == 0)
-        px_trap(m, "lane %u: tensor copy through something that is no tensor map", lane);
+    if (i->n_groups < 4)
+        px_trap(m, "a tensor copy into shared memory of %u operands", i->n_groups);
+    b.bytes = box_of(w, i, lane, 1, &b.map, &b.copy);
     b.copy.shared = px_shared(w, address_of(w, &i->o[0], lane) & 0xffffffffu, b.bytes, 128, &target);
     const struct px_operand *after = &i->o[2 + i->group[2]];
     uint32_t bar = px_shared(w, address_of(w, after, lane) & 0xffffffffu, 8, 8, &bar_cta);
@@ -87,6 +97,63 @@ static uint8_t *global_at(void *context, bool write, uint64_t address, uint64_t 
 {
     return px_global(context, address, (uint32_t)n, 1, write);
 }
+
+/* ---- Stores ---- */
+
+struct px_tensor_store {
+    struct sim_tensor_map  map;
+    struct sim_tensor_copy copy;
+    uint32_t               bytes; /* whole lines of 128, which swizzles permute within */
+    uint8_t                box[];
+};
+
+uint32_t px_tensor_store_issue(struct px_warp *w, const struct px_instruction *i, uint32_t lane, uint8_t **data)
+{
+    struct px_machine     *m = w->cta->m;
+    struct sim_tensor_map  map;
+    struct sim_tensor_copy copy = {0};
+    if (i->n_groups != 3 || !px_has(i, PX_M_BULK_GROUP) || px_has(i, PX_M_GATHER4) || i->join)
+        px_trap(m, "this form of a tensor copy out of shared memory is missing");
+    uint32_t                bytes = box_of(w, i, lane, 0, &map, &copy), room = (bytes + 127) / 128 * 128;
+    struct px_tensor_store *s = malloc(sizeof *s + room);
+    if (!s)
+        px_trap(m, "no memory for a tensor copy");
+    s->map = map;
+    s->copy = copy;
+    s->bytes = room;
+    *data = (uint8_t *)s;
+    return bytes;
+}
+
+static uint8_t *written_at(void *context, bool write, uint64_t address, uint64_t n)
+{
+    struct px_machine *m = context;
+    uint8_t           *p = px_global(m, address, (uint32_t)n, 1, write);
+    (void)px_wrote(m, p, n);
+    return p;
+}
+
+void px_tensor_store_step(struct px_machine *m, struct px_async *a)
+{
+    struct px_tensor_store *s = (struct px_tensor_store *)(void *)a->data;
+    struct sim_fault        fault;
+    if (!a->read_done) {
+        uint32_t room = a->cta->shared_end - a->shared < s->bytes ? a->cta->shared_end - a->shared : s->bytes;
+        memcpy(s->box, a->cta->shared + a->shared, room);
+        s->copy.map = &s->map;
+        s->copy.shared = a->shared;
+        s->bytes = room;
+        a->read_done = true;
+        return;
+    }
+    struct sim_global global = {written_at, m};
+    struct sim_shared shared = {.bytes = s->box, .base = a->shared, .size = s->bytes};
+    if (!sim_tensor_store(&s->copy, &shared, &global, &fault))
+        px_trap(m, "%s", fault.text);
+    a->done = true;
+}
+
+/* ---- Going on ---- */
 
 bool px_tensor_step(struct px_machine *m)
 {
