@@ -1,7 +1,8 @@
 /* Measures the CUDA backend on a card: its own copy rate, products with weights at decode and prefill sizes, the experts,
  * and whole steps of a model of published shapes with random weights. Buffers rotate past the L2. Usage:
  *
- *   bench_cuda [rates] [linear] [experts] [prefill] [step] [attend]     all of them without arguments
+ *   bench_cuda [linear] [prefill] [step] [ops] [attend] [index]      all of these without arguments
+ *              [step128k] [ops128k] [step1]                          only where named; step1 is for a profiler
  *
  * Prints bytes, time (median of graph replays) and the share of the copy rate. */
 #include <cuda_profiler_api.h>
@@ -12,19 +13,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/backend_cuda.h"
-#include "backend/cuda/cuda.h"
-#include "model/forward.h"
+#include "bench.h"
 
 cudaError_t nib_rate_copy(cudaStream_t stream, const void *from, void *to, size_t bytes); /* rate_cuda.cu */
 
 enum { REPEATS = 9, SOURCE_BYTES = 64 << 20 };
 
 static const struct nib_backend_api *const api = &nib_backend_cuda;
-static struct nib_backend           *g_backend;
-static struct nib_stream            *g_stream;
-static uint8_t                      *g_codes, *g_scales[3]; /* random; scales: UE4M3, UE8M0, bf16 values */
-static double                        g_copy_rate;           /* bytes per second, read and written */
+struct nib_backend *g_backend;
+struct nib_stream  *g_stream;
+static uint8_t     *g_codes, *g_scales[3]; /* random; scales: UE4M3, UE8M0, bf16 values */
+double              g_copy_rate;
 
 static void ok(cudaError_t e, const char *what)
 {
@@ -34,7 +33,7 @@ static void ok(cudaError_t e, const char *what)
     }
 }
 
-static void done(enum nib_status status, const char *what)
+void bench_done(enum nib_status status, const char *what)
 {
     if (status != NIB_OK) {
         fprintf(stderr, "bench: %s: %s (%s)\n", what, nib_status_name(status), g_stream ? g_stream->error.text : "");
@@ -46,7 +45,7 @@ static void done(enum nib_status status, const char *what)
 
 static uint64_t g_seed = 7;
 
-static uint32_t draw(void)
+uint32_t bench_draw(void)
 {
     g_seed = g_seed * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(g_seed >> 32);
@@ -55,7 +54,7 @@ static uint32_t draw(void)
 /* bf16 bits of a value of magnitude 1/64 to 1/16. */
 static uint16_t draw_bf16(void)
 {
-    return (uint16_t)((draw() & 0x8000u) | (0x3c80u + draw() % 0x100u));
+    return (uint16_t)((bench_draw() & 0x8000u) | (0x3c80u + bench_draw() % 0x100u));
 }
 
 static void make_sources(void)
@@ -64,13 +63,13 @@ static void make_sources(void)
     for (int i = 0; i < 3; i++)
         g_scales[i] = malloc(SOURCE_BYTES);
     for (size_t i = 0; i < SOURCE_BYTES / 4; i++) {
-        uint32_t v = draw();
+        uint32_t v = bench_draw();
         v &= 0xbfbfbfbfu; /* no e4m3 NaN */
         memcpy(g_codes + 4 * i, &v, 4);
     }
     for (size_t i = 0; i < SOURCE_BYTES; i++) {
-        g_scales[0][i] = (uint8_t)(0x30 + draw() % 16);
-        g_scales[1][i] = (uint8_t)(118 + draw() % 4);
+        g_scales[0][i] = (uint8_t)(0x30 + bench_draw() % 16);
+        g_scales[1][i] = (uint8_t)(118 + bench_draw() % 4);
     }
     for (size_t i = 0; i < SOURCE_BYTES / 2; i++) {
         uint16_t h = draw_bf16();
@@ -100,7 +99,7 @@ static struct nib_weight *make_weight(enum nib_weight_type type, int32_t n_stack
         fprintf(stderr, "bench: %s\n", err.text);
         exit(1);
     }
-    done(api->synchronise(g_stream), "packing");
+    bench_done(api->synchronise(g_stream), "packing");
     free(part);
     free(big);
     return w;
@@ -112,7 +111,7 @@ static size_t bytes_of(const struct nib_weight *w)
     return api->weight_bytes(&d);
 }
 
-static void *device_random(size_t bytes, bool f32)
+void *bench_random(size_t bytes, bool f32)
 {
     uint8_t *p = api->alloc(g_backend, bytes), *host = malloc(bytes);
     if (!p || !host) {
@@ -121,22 +120,22 @@ static void *device_random(size_t bytes, bool f32)
     }
     for (size_t i = 0; i < bytes / (f32 ? 4 : 2); i++) {
         if (f32)
-            ((float *)(void *)host)[i] = ((float)draw() / 4294967296.0f - 0.5f) * 0.1f;
+            ((float *)(void *)host)[i] = ((float)bench_draw() / 4294967296.0f - 0.5f) * 0.1f;
         else
             ((uint16_t *)(void *)host)[i] = draw_bf16();
     }
-    done(api->upload(g_stream, p, host, bytes), "upload");
-    done(api->synchronise(g_stream), "upload");
+    bench_done(api->upload(g_stream, p, host, bytes), "upload");
+    bench_done(api->synchronise(g_stream), "upload");
     free(host);
     return p;
 }
 
 static struct nib_mat bf16_mat(int32_t rows, int32_t cols)
 {
-    return (struct nib_mat){device_random((size_t)rows * (size_t)cols * 2, false), NIB_DTYPE_BF16, rows, cols, cols};
+    return (struct nib_mat){bench_random((size_t)rows * (size_t)cols * 2, false), NIB_DTYPE_BF16, rows, cols, cols};
 }
 
-static void open_backend(const struct nib_dims *d)
+void bench_open(const struct nib_dims *d)
 {
     struct nib_backend_config c = {.dims = *d};
     struct nib_error          err = {0};
@@ -147,7 +146,7 @@ static void open_backend(const struct nib_dims *d)
     g_stream = api->stream(g_backend);
 }
 
-static void close_backend(void)
+void bench_close(void)
 {
     api->close(g_backend);
     g_backend = NULL;
@@ -156,27 +155,28 @@ static void close_backend(void)
 
 /* ---- Timing ---- */
 
-typedef void work_function(void *data);
-
 static int by_value(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
     return (x > y) - (x < y);
 }
 
-/* Median seconds of a replay of what `work` enqueues, captured once. */
-static double graph_seconds(work_function *work, void *data)
+double bench_graph_seconds(void (*work)(void *data), void *data, int *n_kernels)
 {
     cudaGraph_t     graph;
     cudaGraphExec_t exec;
     cudaEvent_t     begin, end;
     float           ms[REPEATS];
     work(data); /* once outside: function attributes, first touches */
-    done(api->synchronise(g_stream), "warming up");
+    bench_done(api->synchronise(g_stream), "warming up");
     ok(cudaStreamBeginCapture(g_stream->handle, cudaStreamCaptureModeRelaxed), "capture");
     work(data);
     ok(cudaStreamEndCapture(g_stream->handle, &graph), "capture");
     ok(cudaGraphInstantiate(&exec, graph, 0), "graph");
+    size_t n_nodes = 0;
+    ok(cudaGraphGetNodes(graph, NULL, &n_nodes), "graph");
+    if (n_kernels)
+        *n_kernels = (int)n_nodes;
     ok(cudaEventCreate(&begin), "event");
     ok(cudaEventCreate(&end), "event");
     for (int i = -2; i < REPEATS; i++) {
@@ -215,19 +215,19 @@ static const struct nib_dims k_dims = {
 
 static void bench_rates(void)
 {
-    open_backend(&k_dims);
+    bench_open(&k_dims);
     struct copy c = {NULL, NULL, (size_t)4 << 30};
     c.from = api->alloc(g_backend, c.bytes);
     c.to = api->alloc(g_backend, c.bytes);
     for (size_t at = 0; at < c.bytes; at += SOURCE_BYTES)
-        done(api->upload(g_stream, c.from + at, g_codes, SOURCE_BYTES), "upload");
-    done(api->synchronise(g_stream), "upload");
-    double seconds = graph_seconds(run_copy, &c);
+        bench_done(api->upload(g_stream, c.from + at, g_codes, SOURCE_BYTES), "upload");
+    bench_done(api->synchronise(g_stream), "upload");
+    double seconds = bench_graph_seconds(run_copy, &c, NULL);
     g_copy_rate = 2 * (double)c.bytes / seconds;
     printf("copy, device to device: %.3f TB/s read and written\n", g_copy_rate * 1e-12);
     api->release(g_backend, c.from);
     api->release(g_backend, c.to);
-    close_backend();
+    bench_close();
 }
 
 /* ---- Products ---- */
@@ -244,7 +244,7 @@ static void run_product(void *data)
 {
     struct product *p = data;
     for (int i = 0; i < p->n; i++)
-        done(g_stream->broken ? NIB_E_DEVICE
+        bench_done(g_stream->broken ? NIB_E_DEVICE
                               : api->ops->linear(g_stream, &(struct nib_linear_args){
                                                                .x = {.plain = p->x, .rows = p->x.rows, .cols = p->x.cols},
                                                                .n_weights = 1, .w = {p->w[i]}, .y = {p->y}}),
@@ -269,7 +269,7 @@ static void bench_product(enum nib_weight_type type, int32_t n_out, int32_t n_in
     for (int i = 0; i < n_rows; i++) {
         p.x = bf16_mat(rows[i], n_in);
         p.y = bf16_mat(rows[i], n_out);
-        double seconds = graph_seconds(run_product, &p) / p.n, moved = bytes + 2.0 * rows[i] * (n_in + n_out);
+        double seconds = bench_graph_seconds(run_product, &p, NULL) / p.n, moved = bytes + 2.0 * rows[i] * (n_in + n_out);
         double limit = moved / g_copy_rate;
         if (rows[i] > 64)
             printf("%-5s [%6d, %5d] %5d rows: %9.1f us, %7.1f TFLOP/s\n", type_name(type), n_out, n_in, rows[i], seconds * 1e6,
@@ -287,7 +287,7 @@ static void bench_product(enum nib_weight_type type, int32_t n_out, int32_t n_in
 static void bench_linear(void)
 {
     static const int32_t rows[] = {1, 2, 4, 8, 16, 32};
-    open_backend(&k_dims);
+    bench_open(&k_dims);
     bench_product(NIB_WEIGHT_NVFP4, 1024, 4096, rows, 6);
     bench_product(NIB_WEIGHT_NVFP4, 4096, 8192, rows, 6);
     bench_product(NIB_WEIGHT_NVFP4, 32768, 1024, rows, 6);
@@ -297,18 +297,18 @@ static void bench_linear(void)
     bench_product(NIB_WEIGHT_MXFP4, 7168, 16384, rows, 4);
     bench_product(NIB_WEIGHT_FP8, 7168, 16384, rows, 4);
     bench_product(NIB_WEIGHT_BF16, 7168, 16384, rows, 4);
-    close_backend();
+    bench_close();
 }
 
 static void bench_prefill(void)
 {
     static const int32_t rows[] = {128, 512, 4096};
-    open_backend(&k_dims);
+    bench_open(&k_dims);
     bench_product(NIB_WEIGHT_NVFP4, 8192, 7168, rows, 3);
     bench_product(NIB_WEIGHT_MXFP4, 8192, 7168, rows + 2, 1);
     bench_product(NIB_WEIGHT_FP8, 8192, 7168, rows + 2, 1);
     bench_product(NIB_WEIGHT_BF16, 8192, 7168, rows + 2, 1);
-    close_backend();
+    bench_close();
 }
 
 /* ---- A model of published shapes ---- */
@@ -323,18 +323,12 @@ static const struct shape k_shapes[] = {
     {"pro", 7168, 128, 1536, 16, 3072, 384, 1024},
 };
 
-struct model {
-    struct nib_config config;
-    struct nib_rank   rank;
-    double            bytes; /* of weights that a step of one row reads */
-};
-
 static float *vector(int32_t n)
 {
-    return device_random((size_t)n * 4, true);
+    return bench_random((size_t)n * 4, true);
 }
 
-static struct nib_weight *counted(struct model *m, enum nib_weight_type type, int32_t n_out, int32_t n_in)
+static struct nib_weight *counted(struct bench_model *m, enum nib_weight_type type, int32_t n_out, int32_t n_in)
 {
     struct nib_weight *w = make_weight(type, 1, n_out, n_in);
     m->bytes += (double)bytes_of(w);
@@ -346,7 +340,7 @@ static struct nib_hc make_hc(const struct nib_config *c, int32_t n)
     return (struct nib_hc){vector(n * c->n_hc * c->dim), vector(n), vector(3)};
 }
 
-static void make_layer(struct model *m, struct nib_layer *l, int32_t ratio)
+static void make_layer(struct bench_model *m, struct nib_layer *l, int32_t ratio)
 {
     const struct nib_config *c = &m->config;
     const enum nib_weight_type t = NIB_WEIGHT_NVFP4, b = NIB_WEIGHT_BF16;
@@ -384,9 +378,9 @@ static void make_layer(struct model *m, struct nib_layer *l, int32_t ratio)
     l->sw2 = counted(m, t, c->dim, c->n_inner);
 }
 
-static struct model make_model(const struct shape *s, int32_t n_layers, int32_t n_seqs, int32_t n_rows, int32_t n_ctx, enum nib_kv kv)
+static struct bench_model make_model(const struct shape *s, int32_t n_layers, int32_t n_seqs, int32_t n_rows, int32_t n_ctx, enum nib_kv kv)
 {
-    struct model     m = {.bytes = 0};
+    struct bench_model m = {.bytes = 0};
     struct nib_error err = {0};
     m.config = (struct nib_config){
         .dim = s->dim, .n_layers = n_layers, .n_heads = s->n_heads, .head_dim = 512, .n_rot = 64, .q_rank = s->q_rank,
@@ -400,7 +394,7 @@ static struct model make_model(const struct shape *s, int32_t n_layers, int32_t 
         .head_dim = 512, .n_rot = 64, .q_rank = c->q_rank, .n_groups = c->n_groups, .o_rank = 1024, .n_window = 128,
         .n_index_heads = 64, .index_dim = 128, .index_top_k = c->index_top_k, .n_experts = c->n_experts, .top_k = c->top_k,
         .n_inner = c->n_inner, .n_inner_shared = c->n_inner, .vocab = c->vocab};
-    open_backend(&d);
+    bench_open(&d);
     struct nib_rank *rk = &m.rank;
     rk->api = api;
     rk->backend = g_backend;
@@ -427,8 +421,8 @@ static struct model make_model(const struct shape *s, int32_t n_layers, int32_t 
     *kept = m.config;
     rk->config = kept;
     pc.model = kept;
-    done(nib_work_init(rk, n_rows, n_seqs, false, &err), err.text);
-    done(nib_pool_init(&rk->pool, &pc, api, g_backend, NIB_DTYPE_BF16, &err), err.text);
+    bench_done(nib_work_init(rk, n_rows, n_seqs, false, &err), err.text);
+    bench_done(nib_pool_init(&rk->pool, &pc, api, g_backend, NIB_DTYPE_BF16, &err), err.text);
     return m;
 }
 
@@ -437,45 +431,34 @@ static void fill_store(const struct nib_store *s, int64_t n_pages)
 {
     size_t bytes = (size_t)(n_pages * s->page_rows * s->row_bytes);
     for (size_t at = 0; s->base && at < bytes; at += SOURCE_BYTES)
-        done(api->upload(g_stream, s->base + at, g_scales[2], bytes - at < SOURCE_BYTES ? bytes - at : SOURCE_BYTES), "rows");
-    done(api->synchronise(g_stream), "rows");
+        bench_done(api->upload(g_stream, s->base + at, g_scales[2], bytes - at < SOURCE_BYTES ? bytes - at : SOURCE_BYTES), "rows");
+    bench_done(api->synchronise(g_stream), "rows");
 }
 
-struct step {
-    struct model   *m;
-    struct nib_rows rows;
-    int32_t        *logits_row;
-    int32_t         n_logits;
-    struct nib_sample_row *sample;
-    int32_t        *token;
-    float          *logprob;
-};
-
-static void run_step(void *data)
+void bench_step_run(void *data)
 {
-    struct step     *s = data;
+    struct bench_step *s = data;
     struct nib_rank *rk = &s->m->rank;
-    done(nib_forward(rk, &s->rows), "forward");
+    bench_done(nib_forward(rk, &s->rows), "forward");
     if (s->n_logits == 0)
         return;
-    done(nib_forward_logits(rk, s->logits_row, s->n_logits, false), "logits");
-    done(api->ops->sample(g_stream, &(struct nib_sample_args){.logits = nib_mat_rows(rk->work.logits, s->n_logits), .n = s->n_logits,
+    bench_done(nib_forward_logits(rk, s->logits_row, s->n_logits, false), "logits");
+    bench_done(api->ops->sample(g_stream, &(struct nib_sample_args){.logits = nib_mat_rows(rk->work.logits, s->n_logits), .n = s->n_logits,
                                                                .row = s->sample, .token = s->token, .logprob = s->logprob}),
          "sample");
 }
 
-static void *put(const void *host, size_t bytes)
+void *bench_put(const void *host, size_t bytes)
 {
     void *p = api->alloc(g_backend, bytes);
-    done(api->upload(g_stream, p, host, bytes), "upload");
-    done(api->synchronise(g_stream), "upload");
+    bench_done(api->upload(g_stream, p, host, bytes), "upload");
+    bench_done(api->synchronise(g_stream), "upload");
     return p;
 }
 
-/* `n_seqs` sequences of `length` tokens, each getting n_new more. */
-static struct step make_step(struct model *m, int32_t n_seqs, int32_t length, int32_t n_new)
+struct bench_step bench_step_make(struct bench_model *m, int32_t n_seqs, int32_t length, int32_t n_new)
 {
-    struct step           s = {.m = m, .n_logits = n_seqs};
+    struct bench_step     s = {.m = m, .n_logits = n_seqs};
     int32_t               stride = m->rank.pool.page_stride, n = n_seqs * n_new;
     size_t                pages = (size_t)n_seqs * (size_t)stride * 4;
     int32_t              *token = calloc((size_t)n, 4), *pos = calloc((size_t)n, 4), *seq = calloc((size_t)n, 4);
@@ -488,7 +471,7 @@ static struct step make_step(struct model *m, int32_t n_seqs, int32_t length, in
         row[i] = (i + 1) * n_new - 1;
         sample[i] = (struct nib_sample_row){.top_p = 1, .repetition = 1};
         for (int32_t k = 0; k < n_new; k++) {
-            token[i * n_new + k] = (int32_t)(draw() % 129280);
+            token[i * n_new + k] = (int32_t)(bench_draw() % 129280);
             pos[i * n_new + k] = length + k;
             seq[i * n_new + k] = i;
         }
@@ -498,19 +481,19 @@ static struct step make_step(struct model *m, int32_t n_seqs, int32_t length, in
         }
     }
     start[n_seqs] = n;
-    s.rows = (struct nib_rows){.n_rows = n, .n_seqs = n_seqs, .token = put(token, (size_t)n * 4), .pos = put(pos, (size_t)n * 4),
-                               .seq = put(seq, (size_t)n * 4), .seq_start = put(start, ((size_t)n_seqs + 1) * 4),
-                               .slot = put(slot, (size_t)n_seqs * 4), .window_page = put(window, pages),
-                               .entry_page = put(entry, pages), .page_stride = stride};
-    s.logits_row = put(row, (size_t)n_seqs * 4);
-    s.sample = put(sample, (size_t)n_seqs * sizeof *sample);
+    s.rows = (struct nib_rows){.n_rows = n, .n_seqs = n_seqs, .token = bench_put(token, (size_t)n * 4), .pos = bench_put(pos, (size_t)n * 4),
+                               .seq = bench_put(seq, (size_t)n * 4), .seq_start = bench_put(start, ((size_t)n_seqs + 1) * 4),
+                               .slot = bench_put(slot, (size_t)n_seqs * 4), .window_page = bench_put(window, pages),
+                               .entry_page = bench_put(entry, pages), .page_stride = stride};
+    s.logits_row = bench_put(row, (size_t)n_seqs * 4);
+    s.sample = bench_put(sample, (size_t)n_seqs * sizeof *sample);
     s.token = api->alloc(g_backend, (size_t)n_seqs * 4);
     s.logprob = api->alloc(g_backend, (size_t)n_seqs * 4);
     return s;
 }
 
 /* Bytes that a decode step of n rows must read once: distinct experts as uniform routing draws them. */
-static double step_bytes(const struct model *m, int32_t n)
+static double step_bytes(const struct bench_model *m, int32_t n)
 {
     const struct nib_config *c = &m->config;
     double bytes = m->bytes + 2.0 * c->vocab * c->dim, touched = c->n_experts * (1 - pow(1 - (double)c->top_k / c->n_experts, n));
@@ -523,20 +506,26 @@ static double step_bytes(const struct model *m, int32_t n)
     return bytes;
 }
 
-static void bench_step(const char *shape, int32_t n_layers, int32_t n_ctx)
+struct bench_model bench_model_make(const char *shape, int32_t n_layers, int32_t n_ctx, enum nib_kv kv)
 {
     const struct shape *s = strcmp(shape, "pro") == 0 ? &k_shapes[1] : &k_shapes[0];
-    struct model        m = make_model(s, n_layers, 8, 64, n_ctx + 128, NIB_KV_BF16);
+    struct bench_model  m = make_model(s, n_layers, 8, 64, n_ctx + 128, kv);
     for (int32_t l = 0; l < n_layers; l++) {
         const struct nib_layer_state *state = &m.rank.pool.layer[l];
         fill_store(&state->window, m.rank.pool.window.n);
         fill_store(&state->entries, m.rank.pool.entry.n);
         fill_store(&state->index, m.rank.pool.entry.n);
     }
+    return m;
+}
+
+static void bench_step(const char *shape, int32_t n_layers, int32_t n_ctx)
+{
+    struct bench_model m = bench_model_make(shape, n_layers, n_ctx, NIB_KV_BF16);
     for (int32_t n = 1; n <= 8; n *= 8) {
-        struct step step = make_step(&m, n, n_ctx, 1);
-        double      seconds = graph_seconds(run_step, &step), limit = step_bytes(&m, n) / g_copy_rate;
-        printf("step %s, %d layers, context %d, batch %d: %.1f us, weights' limit %.1f us, %.1f %%\n", s->name, n_layers, n_ctx, n,
+        struct bench_step step = bench_step_make(&m, n, n_ctx, 1);
+        double      seconds = bench_graph_seconds(bench_step_run, &step, NULL), limit = step_bytes(&m, n) / g_copy_rate;
+        printf("step %s, %d layers, context %d, batch %d: %.1f us, weights' limit %.1f us, %.1f %%\n", shape, n_layers, n_ctx, n,
                seconds * 1e6, limit * 1e6, 100 * limit / seconds);
     }
 }
@@ -555,17 +544,27 @@ int main(int argc, char **argv)
         if (all || strcmp(what, "step") == 0)
             bench_step("flash", 4, 4096);
         if (strcmp(what, "step1") == 0) { /* once, for a profiler */
-            struct model m = make_model(&k_shapes[0], 2, 8, 64, 4096 + 128, NIB_KV_BF16);
-            struct step  step = make_step(&m, 1, 4096, 1);
-            run_step(&step);
-            done(api->synchronise(g_stream), "step");
+            struct bench_model m = make_model(&k_shapes[0], 2, 8, 64, 4096 + 128, NIB_KV_BF16);
+            struct bench_step step = bench_step_make(&m, 1, 4096, 1);
+            bench_step_run(&step);
+            bench_done(api->synchronise(g_stream), "step");
             ok(cudaProfilerStart(), "profiler");
-            run_step(&step);
-            done(api->synchronise(g_stream), "step");
+            bench_step_run(&step);
+            bench_done(api->synchronise(g_stream), "step");
             ok(cudaProfilerStop(), "profiler");
         }
         if (strcmp(what, "step128k") == 0)
             bench_step("flash", 4, 131072);
+        if (all || strcmp(what, "ops") == 0) {
+            bench_ops("flash", 4096, 1);
+            bench_ops("flash", 4096, 8);
+        }
+        if (strcmp(what, "ops128k") == 0)
+            bench_ops("flash", 131072, 1);
+        if (all || strcmp(what, "attend") == 0)
+            bench_attend();
+        if (all || strcmp(what, "index") == 0)
+            bench_index();
         if (all)
             break;
     }

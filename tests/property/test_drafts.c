@@ -24,13 +24,13 @@ struct setting {
     int                stride; /* every stride-th case */
 };
 
-static const struct setting k_settings[] = {
+static struct setting g_settings[] = {
     {"B51 cpu nvfp4 bf16", "cpu", MODEL_NVFP4, NIB_KV_BF16, NIB_ACT_QUANT_NONE, NIB_NUMERICS_MODEL, 1},
     {"B51 cpu nvfp4 nvfp4", "cpu", MODEL_NVFP4, NIB_KV_NVFP4, NIB_ACT_QUANT_NVFP4, NIB_NUMERICS_MODEL, 11},
     {"B51 cpu official release", "cpu", MODEL_OFFICIAL, NIB_KV_FP8, NIB_ACT_QUANT_FP8, NIB_NUMERICS_RELEASE, 11},
     {"B51 ref nvfp4 f32", "ref", MODEL_NVFP4, NIB_KV_F32, NIB_ACT_QUANT_NONE, NIB_NUMERICS_MODEL, 37},
 };
-#define N_SETTINGS ((int)(sizeof k_settings / sizeof k_settings[0]))
+#define N_SETTINGS ((int)(sizeof g_settings / sizeof g_settings[0]))
 
 static int32_t g_ids[N_IDS];
 
@@ -248,7 +248,7 @@ static void test_same_text(void **state)
 {
     (void)state;
     static struct text want[2], got;
-    struct fixture plain = open_engine(&k_settings[0], 0, 320), f = open_engine(&k_settings[0], 8, 320);
+    struct fixture plain = open_engine(&g_settings[0], 0, 320), f = open_engine(&g_settings[0], 8, 320);
     for (int round = 0; round < 2; round++) {
         greedy(&want[0]);
         greedy(&got);
@@ -282,7 +282,7 @@ static void test_ends(void **state)
 {
     (void)state;
     static struct text all, want, got;
-    struct fixture f = open_engine(&k_settings[0], 4, 160);
+    struct fixture f = open_engine(&g_settings[0], 4, 160);
     struct nib_seq *prefix = open_seq(&f), *seq;
     greedy(&all);
     generate(&f, prefix, g_ids, 120, 1, 0, -1, &all);
@@ -328,7 +328,7 @@ static void test_truncate_after_drafts(void **state)
 {
     (void)state;
     static struct text t, want, got;
-    struct fixture f = open_engine(&k_settings[0], 8, 512);
+    struct fixture f = open_engine(&g_settings[0], 8, 512);
     for (int32_t start = 125; start <= 133; start += 4) {
         greedy(&want);
         struct force w = {&want, start, 0, f.vocab, 7};
@@ -369,7 +369,7 @@ static void test_window_pages(void **state)
     const int32_t n_tokens = is_long ? 20000 : 600, n_ctx = is_long ? 16384 : 2048;
     for (int drafts = 0; drafts < 2; drafts++) {
         static struct text t, nothing;
-        struct fixture f = open_engine(&k_settings[0], 4, n_ctx);
+        struct fixture f = open_engine(&g_settings[0], 4, n_ctx);
         struct nib_seq *seq = open_seq(&f);
         const struct nib_page_set *pages = &f.engine->rank.pool.window;
         const int32_t bound = (127 + 16 + 4) / 128 + 2; /* window + roll-back + drafts in whole pages, one more at each end */
@@ -398,7 +398,7 @@ static void test_window_pages(void **state)
 static void test_mtp_ratio(void **state)
 {
     (void)state;
-    struct fixture f = open_engine(&k_settings[0], 1, 256);
+    struct fixture f = open_engine(&g_settings[0], 1, 256);
     const struct nib_rank *rk = &f.engine->rank;
     assert_int_equal(rk->weights.layer[1].ratio, 4);
     assert_int_equal(rk->weights.layer[rk->config->n_layers - 1].ratio, 4);
@@ -422,7 +422,7 @@ static void test_acceptance(void **state)
 {
     (void)state;
     static struct text t[3];
-    struct fixture f = open_engine(&k_settings[0], 1, 1024);
+    struct fixture f = open_engine(&g_settings[0], 1, 1024);
     struct nib_seq *seq = open_seq(&f), *prefix = open_seq(&f);
     for (int i = 0; i < 3; i++)
         greedy(&t[i]);
@@ -460,7 +460,7 @@ static void test_refusals(void **state)
     struct nib_options o;
     struct nib_engine *engine = NULL;
     struct nib_generate_result r;
-    struct fixture f = open_engine(&k_settings[0], 2, 256);
+    struct fixture f = open_engine(&g_settings[0], 2, 256);
     struct nib_seq *seq = open_seq(&f);
     struct nib_generate_args a = {.seq = seq, .prompt = g_ids, .n_prompt = 4, .n_max = 4, .n_drafts = 3};
     nib_sampling_init(&a.sampling);
@@ -479,18 +479,21 @@ static void test_refusals(void **state)
 }
 
 /* With an argument, the tests whose names match it (with * and ?). */
+/* FILTER and BACKEND: the settings run on that backend instead; for cards, which make check has none of. */
 int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     struct CMUnitTest tests[N_SETTINGS + 7];
+    for (int i = 0; i < N_SETTINGS && argc > 2; i++)
+        g_settings[i].backend = argv[2];
     struct nib_checkpoint *goldens = goldens_open();
     int32_t *ids = golden_copy(golden_find(goldens, "ids.777"));
     memcpy(g_ids, ids, sizeof g_ids);
     free(ids);
     nib_checkpoint_close(goldens);
     for (int i = 0; i < N_SETTINGS; i++)
-        tests[i] = (struct CMUnitTest){k_settings[i].name, test_rollback, NULL, NULL, (void *)(uintptr_t)&k_settings[i]};
+        tests[i] = (struct CMUnitTest){g_settings[i].name, test_rollback, NULL, NULL, (void *)(uintptr_t)&g_settings[i]};
     tests[N_SETTINGS] = (struct CMUnitTest){"same text", test_same_text, NULL, NULL, NULL};
     tests[N_SETTINGS + 1] = (struct CMUnitTest){"B49 ends of texts", test_ends, NULL, NULL, NULL};
     tests[N_SETTINGS + 2] = (struct CMUnitTest){"taking back after drafts", test_truncate_after_drafts, NULL, NULL, NULL};

@@ -27,13 +27,13 @@ struct setting {
     int                stride;
 };
 
-static const struct setting k_settings[] = {
+static struct setting g_settings[] = {
     {"B44 cpu bf16 mtp", "cpu", MODEL_NVFP4, NIB_KV_BF16, NIB_ACT_QUANT_NONE, NIB_NUMERICS_MODEL, true, 1},
     {"B44 cpu nvfp4", "cpu", MODEL_NVFP4, NIB_KV_NVFP4, NIB_ACT_QUANT_NVFP4, NIB_NUMERICS_MODEL, false, 3},
     {"B44 cpu official release", "cpu", MODEL_OFFICIAL, NIB_KV_FP8, NIB_ACT_QUANT_FP8, NIB_NUMERICS_RELEASE, true, 5},
     {"B44 ref f32", "ref", MODEL_NVFP4, NIB_KV_F32, NIB_ACT_QUANT_NONE, NIB_NUMERICS_MODEL, true, 9},
 };
-#define N_SETTINGS ((int)(sizeof k_settings / sizeof k_settings[0]))
+#define N_SETTINGS ((int)(sizeof g_settings / sizeof g_settings[0]))
 
 static struct nib_options options_of(const struct setting *s)
 {
@@ -223,7 +223,7 @@ static void test_empty(void **state)
 {
     (void)state;
     uint64_t hash[4], want[4];
-    const struct nib_options o = options_of(&k_settings[0]);
+    const struct nib_options o = options_of(&g_settings[0]);
     struct fixture f = fixture_open(MODEL_NVFP4, &o);
     struct nib_seq *seq = open_seq(&f);
     save(seq);
@@ -241,7 +241,7 @@ static void test_empty(void **state)
 static void test_damage(void **state)
 {
     (void)state;
-    const struct nib_options o = options_of(&k_settings[0]);
+    const struct nib_options o = options_of(&g_settings[0]);
     struct fixture f = fixture_open(MODEL_NVFP4, &o);
     struct nib_seq *seq = open_seq(&f);
     feed(&f, seq, g_ids, 150, NULL);
@@ -280,7 +280,7 @@ static void test_damage(void **state)
 static void test_foreign(void **state)
 {
     (void)state;
-    struct nib_options o = options_of(&k_settings[0]);
+    struct nib_options o = options_of(&g_settings[0]);
     struct fixture f = fixture_open(MODEL_NVFP4, &o);
     struct nib_seq *seq = open_seq(&f);
     feed(&f, seq, g_ids, 150, NULL);
@@ -309,7 +309,7 @@ static void test_other_sizes(void **state)
 {
     (void)state;
     uint64_t want[N_TOKENS], hash[N_TOKENS];
-    struct nib_options o = options_of(&k_settings[0]);
+    struct nib_options o = options_of(&g_settings[0]);
     struct fixture f = fixture_open(MODEL_NVFP4, &o);
     struct nib_seq *seq = open_seq(&f);
     feed(&f, seq, g_ids, N_TOKENS, want);
@@ -343,7 +343,7 @@ static void test_files(void **state)
     (void)state;
     struct nib_error err = {0};
     char path[160];
-    const struct nib_options o = options_of(&k_settings[0]);
+    const struct nib_options o = options_of(&g_settings[0]);
     struct fixture f = fixture_open(MODEL_NVFP4, &o);
     struct nib_seq *seq = open_seq(&f), *loaded = NULL;
     feed(&f, seq, g_ids, 10, NULL);
@@ -373,11 +373,14 @@ static void test_files(void **state)
 }
 
 /* With an argument, the tests whose names match it. */
+/* FILTER and BACKEND: the settings run on that backend instead; for cards, which make check has none of. */
 int main(int argc, char **argv)
 {
     struct CMUnitTest tests[N_SETTINGS + 5];
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
+    for (int i = 0; i < N_SETTINGS && argc > 2; i++)
+        g_settings[i].backend = argv[2];
     struct nib_checkpoint *goldens = goldens_open();
     int32_t *ids = golden_copy(golden_find(goldens, "ids.777"));
     memcpy(g_ids, ids, sizeof g_ids);
@@ -389,7 +392,7 @@ int main(int argc, char **argv)
         return 1;
     (void)snprintf(g_path, sizeof g_path, "%s/seq", g_dir);
     for (int i = 0; i < N_SETTINGS; i++)
-        tests[i] = (struct CMUnitTest){k_settings[i].name, test_continue, NULL, NULL, (void *)(uintptr_t)&k_settings[i]};
+        tests[i] = (struct CMUnitTest){g_settings[i].name, test_continue, NULL, NULL, (void *)(uintptr_t)&g_settings[i]};
     tests[N_SETTINGS] = (struct CMUnitTest){"empty", test_empty, NULL, NULL, NULL};
     tests[N_SETTINGS + 1] = (struct CMUnitTest){"damage", test_damage, NULL, NULL, NULL};
     tests[N_SETTINGS + 2] = (struct CMUnitTest){"foreign", test_foreign, NULL, NULL, NULL};
