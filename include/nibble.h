@@ -63,7 +63,8 @@ enum nib_kv        { NIB_KV_F32, NIB_KV_BF16, NIB_KV_FP8, NIB_KV_NVFP4 };
 enum nib_numerics  { NIB_NUMERICS_MODEL, NIB_NUMERICS_RELEASE };
 
 struct nib_options {
-    const char        *backend;    /* "auto" (a usable card, or else the processor), "cpu", "ref", "cuda" where built in */
+    const char        *backend;    /* "auto" (a usable card, or else the processor), "cpu", "ref", "cuda" where built
+                                      in */
     int32_t            n_threads;  /* 0: all cores */
     int32_t            n_ctx;      /* tokens a sequence may hold; 0: the smaller of the model's and 8192 */
     int32_t            n_seqs_max; /* sequences open at once; 1 */
@@ -74,7 +75,8 @@ struct nib_options {
     enum nib_kv        kv;         /* bf16 */
     enum nib_numerics  numerics;   /* release sets act_quant fp8 and kv fp8 and refuses others */
     bool               mtp;        /* load the MTP block and keep its state; false */
-    int32_t            n_drafts;   /* most tokens that may be drafted in a step for a sequence, 0 to 8; above 0 sets mtp; 0 */
+    int32_t            n_drafts;   /* most tokens that may be drafted in a step for a sequence, 0 to 8; above 0 sets
+                                      mtp; 0 */
     uint32_t           cpu_mask;   /* CPU features that may be used; ~0 */
     const char        *cpu;        /* level of the cpu backend's kernels: "c", "avx2", "avx512", "vnni", "neon" or
                                       "dotprod", refused where the machine lacks it; NULL: the machine's best */
@@ -119,7 +121,8 @@ const struct nib_model_info *nib_model_get_info(const struct nib_model *m);
 struct nib_tensor_info {
     const char *name;   /* as in the checkpoint */
     const char *file;
-    const char *family; /* "experts", "shared", "attention", "compressor", "indexer", "router", "hc", "norm", "embed", "head", "mtp" */
+    const char *family; /* "experts", "shared", "attention", "compressor", "indexer", "router", "hc", "norm", "embed",
+                           "head", "mtp" */
     const char *format; /* "nvfp4", "mxfp4", "fp8", "bf16", "f32", "i64" */
     int64_t     shape[3]; /* of the decoded tensor */
     int32_t     n_dims;
@@ -143,12 +146,13 @@ enum nib_status nib_model_plan(const struct nib_model *m, const struct nib_optio
 struct nib_device_info {
     char     name[128];       /* as the device calls itself; "" where it does not say */
     uint64_t total_bytes, available_bytes; /* of its memory, at the time of asking; 0: unknown */
-    bool     exact;           /* available_bytes is what can be taken, not an estimate: an engine that needs more is refused */
+    bool     exact;           /* available_bytes is what can be taken, not an estimate: an engine that needs more is
+                                 refused */
     bool     usable;          /* this build can run there */
     char     why_not[160];    /* a sentence; "" if usable */
 };
-/* Device i of a backend, from 0. NIB_E_ARGUMENT behind the last one and for an unknown backend; NIB_E_UNSUPPORTED, with the
- * reason, if there is none (no driver, no card). */
+/* Device i of a backend, from 0. NIB_E_ARGUMENT behind the last one and for an unknown backend; NIB_E_UNSUPPORTED, with
+ * the reason, if there is none (no driver, no card). */
 enum nib_status nib_device_get(const char *backend, int32_t i, struct nib_device_info *out, struct nib_error *err);
 
 /* ---- Engine, sequences, steps --------------------------------------------------------------------------------- */
@@ -165,19 +169,21 @@ enum nib_status nib_seq_open(struct nib_engine *e, struct nib_seq **out, struct 
 void            nib_seq_close(struct nib_seq *s);
 int32_t         nib_seq_length(const struct nib_seq *s); /* tokens held */
 
-/* Drop the tokens from position `length` on. Always possible for the last n_rollback tokens and for 0; further back only where
- * the state is still held, else NIB_E_STATE and nothing changed (go back further by a fork kept from then). */
+/* Drop the tokens from position `length` on. Always possible for the last n_rollback tokens and for 0; further back
+ * only where the state is still held, else NIB_E_STATE and nothing changed (go back further by a fork kept from
+ * then). */
 enum nib_status nib_seq_truncate(struct nib_seq *s, int32_t length);
 
-/* A second sequence with the same tokens; pages are shared until written. This is also the snapshot: keep the fork, and fork it
- * again to restore. Counts towards n_seqs_max. */
+/* A second sequence with the same tokens; pages are shared until written. This is also the snapshot: keep the fork, and
+ * fork it again to restore. Counts towards n_seqs_max. */
 enum nib_status nib_seq_fork(struct nib_seq *s, struct nib_seq **out, struct nib_error *err);
 
-/* Write all that a sequence holds to a file, which appears under its name only when complete and on disk; and read it back into a new
- * sequence, which continues bit for bit as the saved one would have (on the same backend). It can be cut back by the saving engine's
- * n_rollback. The tokens are not in the file. Loading refuses, by name: truncated or damaged files (NIB_E_FORMAT); files of another
- * format version, another model, or other kv, act_quant, numerics or mtp options (NIB_E_UNSUPPORTED); more tokens than the context
- * holds (NIB_E_LIMIT). Whoever can write such a file decides what the model has seen: load only your own. docs/sessions.md. */
+/* Write all that a sequence holds to a file, which appears under its name only when complete and on disk; and read it
+ * back into a new sequence, which continues bit for bit as the saved one would have (on the same backend). It can be
+ * cut back by the saving engine's n_rollback. The tokens are not in the file. Loading refuses, by name: truncated or
+ * damaged files (NIB_E_FORMAT); files of another format version, another model, or other kv, act_quant, numerics or mtp
+ * options (NIB_E_UNSUPPORTED); more tokens than the context holds (NIB_E_LIMIT). Whoever can write such a file decides
+ * what the model has seen: load only your own. docs/sessions.md. */
 enum nib_status nib_seq_save(struct nib_seq *s, const char *path, struct nib_error *err);
 enum nib_status nib_seq_load(struct nib_engine *e, const char *path, struct nib_seq **out, struct nib_error *err);
 
@@ -193,8 +199,8 @@ struct nib_batch {
 };
 
 /* Run it. logits: [n_logits][vocab] or NULL. mtp_logits (only with options.mtp, else NULL): likewise, of the MTP
- * block's pair whose token is that row's: the streams before it and itself, a guess at the token after the next one; a row at
- * position 0 has none and gets NaN. On failure the sequences are as before, except after NIB_E_DEVICE. */
+ * block's pair whose token is that row's: the streams before it and itself, a guess at the token after the next one; a
+ * row at position 0 has none and gets NaN. On failure the sequences are as before, except after NIB_E_DEVICE. */
 enum nib_status nib_step(struct nib_engine *e, const struct nib_batch *b, float *logits, float *mtp_logits,
                          struct nib_error *err);
 
@@ -218,7 +224,8 @@ struct nib_generate_args {
     struct nib_seq     *seq;       /* continues at its present length */
     const int32_t      *prompt;    /* [n_prompt] appended first; at least one */
     int32_t             n_prompt;
-    const int32_t      *before;    /* [n_before] tokens that the sequence holds already, for the penalties; not NULL if n_before > 0 */
+    const int32_t      *before;    /* [n_before] tokens that the sequence holds already, for the penalties; not NULL if
+                                      n_before > 0 */
     int32_t             n_before;
     int32_t             n_max;     /* tokens to generate at most; 0: until the context is full */
     const int32_t      *stop_id;   /* [n_stop] end generation; not NULL if n_stop > 0 */
@@ -264,8 +271,8 @@ struct nib_range {
     size_t start, end;
 };
 
-/* Text (any bytes) to ids; nothing added in front or behind. Added tokens are recognised except inside `literal` (n_literal
- * ascending ranges, may be NULL). */
+/* Text (any bytes) to ids; nothing added in front or behind. Added tokens are recognised except inside `literal`
+ * (n_literal ascending ranges, may be NULL). */
 enum nib_status nib_tokenizer_encode(const struct nib_tokenizer *t, const char *text, size_t n_bytes,
                                      const struct nib_range *literal, size_t n_literal, struct nib_ids *out,
                                      struct nib_error *err);
@@ -276,8 +283,8 @@ struct nib_text {
 };
 void nib_text_free(struct nib_text *t);
 
-/* Ids to valid UTF-8; invalid sequences become U+FFFD. skip_special leaves out tokens flagged special. Ids out of range are an
- * error. */
+/* Ids to valid UTF-8; invalid sequences become U+FFFD. skip_special leaves out tokens flagged special. Ids out of range
+ * are an error. */
 enum nib_status nib_tokenizer_decode(const struct nib_tokenizer *t, const int32_t *id, size_t n, bool skip_special,
                                      struct nib_text *out, struct nib_error *err);
 
@@ -313,15 +320,16 @@ struct nib_chat_options {
     bool                  add_bos;    /* true */
     bool                  add_generation_prompt; /* false = exactly the reference; true: an assistant turn is opened
                                                     where the reference leaves none */
-    /* Asked for every turn with calls, all of which have string ids: the text the model itself wrote for exactly these calls, of *n bytes,
-     * markers counting, to be read again as it was; NULL: it is rendered anew. Valid until the next question. May be NULL. */
+    /* Asked for every turn with calls, all of which have string ids: the text the model itself wrote for exactly these
+     * calls, of *n bytes, markers counting, to be read again as it was; NULL: it is rendered anew. Valid until the next
+     * question. May be NULL. */
     const char *(*replay)(void *user, const struct nib_past_call *call, size_t n_calls, size_t *n);
     void *replay_user;
 };
 void nib_chat_options_init(struct nib_chat_options *o);
 
-/* Which profile a checkpoint folder wants (reads encoding/encoding_dsv4.py as text and config.json). *guessed is true where nothing
- * said so. Refuses V4.1 encoders. */
+/* Which profile a checkpoint folder wants (reads encoding/encoding_dsv4.py as text and config.json). *guessed is true
+ * where nothing said so. Refuses V4.1 encoders. */
 enum nib_status nib_chat_profile_detect(const char *dir, enum nib_chat_profile *out, bool *guessed,
                                         struct nib_error *err);
 
@@ -332,16 +340,16 @@ struct nib_prompt {
 };
 void nib_prompt_free(struct nib_prompt *p);
 
-/* Render messages (JSON text: an array of message objects, OpenAI style) and request-level tools (JSON array or NULL) to the
- * prompt. context: earlier messages, already encoded, or NULL. */
+/* Render messages (JSON text: an array of message objects, OpenAI style) and request-level tools (JSON array or NULL)
+ * to the prompt. context: earlier messages, already encoded, or NULL. */
 enum nib_status nib_chat_encode(const struct nib_chat_options *o, const char *messages, const char *tools,
                                 const char *context, struct nib_prompt *out, struct nib_error *err);
 
 /* ---- Parsing generated text ------------------------------------------------------------------------------------- */
 
-/* What a model writes after an encoded prompt, taken apart as it arrives. Text is decoded bytes in pieces of any size, markers and all,
- * without the prompt. No event splits a character, a JSON escape, or holds part of a marker. Calls that a text's sudden end makes void may
- * have been announced by then; the message leaves them out. */
+/* What a model writes after an encoded prompt, taken apart as it arrives. Text is decoded bytes in pieces of any size,
+ * markers and all, without the prompt. No event splits a character, a JSON escape, or holds part of a marker. Calls
+ * that a text's sudden end makes void may have been announced by then; the message leaves them out. */
 enum nib_chat_event_kind {
     NIB_CHAT_REASONING,  /* text: more of the reasoning */
     NIB_CHAT_CONTENT,    /* text: more of the answer */
@@ -381,7 +389,8 @@ void nib_reply_free(struct nib_reply *m);
 struct nib_chat_parser;
 
 /* Options are copied. Errors of all of these: memory; use after the end. */
-enum nib_status nib_chat_parser_open(const struct nib_chat_parser_options *o, struct nib_chat_parser **out, struct nib_error *err);
+enum nib_status nib_chat_parser_open(const struct nib_chat_parser_options *o, struct nib_chat_parser **out,
+                                     struct nib_error *err);
 void            nib_chat_parser_close(struct nib_chat_parser *p);
 enum nib_status nib_chat_parser_push(struct nib_chat_parser *p, const char *bytes, size_t n, struct nib_error *err);
 enum nib_status nib_chat_parser_end(struct nib_chat_parser *p, enum nib_chat_end end, struct nib_error *err);
@@ -393,33 +402,35 @@ bool nib_chat_parser_in_calls(const struct nib_chat_parser *p);
 /* Everything, after the end; valid until close. */
 const struct nib_reply *nib_chat_parser_reply(const struct nib_chat_parser *p);
 
-/* Append the text of the block of calls as it was written, from the blank line or marker that opens it to the one that closes it.
- * NIB_E_STATE if there is no closed block. */
+/* Append the text of the block of calls as it was written, from the blank line or marker that opens it to the one that
+ * closes it. NIB_E_STATE if there is no closed block. */
 enum nib_status nib_chat_parser_block(const struct nib_chat_parser *p, struct nib_text *out);
 
 /* A whole text at once. */
-enum nib_status nib_chat_parse(const struct nib_chat_parser_options *o, const char *text, size_t n, enum nib_chat_end end,
-                               struct nib_reply *out, struct nib_error *err);
+enum nib_status nib_chat_parse(const struct nib_chat_parser_options *o, const char *text, size_t n,
+                               enum nib_chat_end end, struct nib_reply *out, struct nib_error *err);
 
-/* Stop strings in a text that arrives in pieces. Where the first one begins and which it is; n and n_stop if there is none. Of strings
- * that begin at one place the first of the list. Empty strings never match. */
+/* Stop strings in a text that arrives in pieces. Where the first one begins and which it is; n and n_stop if there is
+ * none. Of strings that begin at one place the first of the list. Empty strings never match. */
 size_t nib_stop_find(const char *text, size_t n, const char *const *stop, size_t n_stop, size_t *which);
 /* Bytes at the end of text that could still become one, to be held back. */
 size_t nib_stop_tail(const char *text, size_t n, const char *const *stop, size_t n_stop);
 
 /* ---- Serving ---------------------------------------------------------------------------------------------------- */
 
-/* Many requests on one engine. A thread of the server's own joins them into steps: each running request decodes in every step, prompts are
- * read in pieces between, and beginnings of sequences are kept and used again. What a request gets does not depend, bit for bit, on any of
- * that. From open to close the engine belongs to the server; nothing else may step it.
+/* Many requests on one engine. A thread of the server's own joins them into steps: each running request decodes in
+ * every step, prompts are read in pieces between, and beginnings of sequences are kept and used again. What a request
+ * gets does not depend, bit for bit, on any of that. From open to close the engine belongs to the server; nothing else
+ * may step it.
  *
- * Requests are submitted and cancelled from any thread. Callbacks run on the server's thread, one at a time, and hold up every request: they
- * must be quick and must not call nib_server_close. */
+ * Requests are submitted and cancelled from any thread. Callbacks run on the server's thread, one at a time, and hold
+ * up every request: they must be quick and must not call nib_server_close. */
 struct nib_server;
 struct nib_request;
 
 struct nib_server_options {
-    int32_t n_running_max; /* requests in a step, below the engine's n_seqs_max: what that has more are beginnings kept; 8 */
+    int32_t n_running_max; /* requests in a step, below the engine's n_seqs_max: what that has more are beginnings kept;
+                              8 */
     int32_t n_waiting_max; /* more are refused; 256 */
     int32_t n_prefill_max; /* prompt tokens of one step; fewer where running requests would wait too long; 512 */
     bool    reuse;         /* keep beginnings; true */
@@ -428,9 +439,10 @@ struct nib_server_options {
 };
 void nib_server_options_init(struct nib_server_options *o);
 
-enum nib_status nib_server_open(struct nib_engine *e, const struct nib_server_options *o, struct nib_server **out, struct nib_error *err);
-/* Cancels what still runs, and returns when all of it has ended; from then on only submitting, which fails, and asking for stats are
- * possible. Not from a callback. */
+enum nib_status nib_server_open(struct nib_engine *e, const struct nib_server_options *o, struct nib_server **out,
+                                struct nib_error *err);
+/* Cancels what still runs, and returns when all of it has ended; from then on only submitting, which fails, and asking
+ * for stats are possible. Not from a callback. */
 void            nib_server_stop(struct nib_server *s);
 /* Stops it if it was not. Before the engine is closed; not from a callback. */
 void            nib_server_close(struct nib_server *s);
@@ -461,10 +473,12 @@ struct nib_logit_bias {
 struct nib_request_result {
     enum nib_status      status; /* NIB_E_CANCELLED, NIB_E_TIME, or why the request failed */
     enum nib_stop_reason reason; /* with NIB_OK */
-    int32_t              n_prompt, n_cached, n_generated; /* n_cached: tokens of the prompt that were kept from before */
+    int32_t              n_prompt, n_cached, n_generated; /* n_cached: tokens of the prompt that were kept from
+                                                             before */
     int32_t              n_preempted;                     /* times it had to give up its place */
     bool                 was_run;                         /* it did not only wait */
-    double               queue_s, first_token_s, total_s; /* since it was submitted: until run, until a token, until the end */
+    double               queue_s, first_token_s, total_s; /* since it was submitted: until run, until a token, until the
+                                                             end */
 };
 
 struct nib_request_args {
@@ -480,17 +494,20 @@ struct nib_request_args {
     int32_t                     n_top;   /* likeliest tokens told with each; at most 20 */
     const int32_t              *allowed; /* [n_allowed] as in struct nib_next, for the first token; not copied */
     int32_t                     n_allowed;
-    /* Seconds since it was submitted; 0: any time. Still waiting after the first: NIB_E_TIME. After the second: NIB_E_TIME without a token,
-     * else its end, NIB_STOP_LENGTH. */
+    /* Seconds since it was submitted; 0: any time. Still waiting after the first: NIB_E_TIME. After the second:
+     * NIB_E_TIME without a token, else its end, NIB_STOP_LENGTH. */
     double                      wait_s_max, total_s_max;
     uint64_t                    salt;    /* kept beginnings are shared among requests of one salt only */
     void (*on_token)(void *user, const struct nib_drawn_token *token, struct nib_next *next);
-    void (*on_end)(void *user, const struct nib_request_result *result); /* exactly once for each submitted request, last */
+    void (*on_end)(void *user, const struct nib_request_result *result); /* exactly once for each submitted request,
+                                                                            last */
     void *user; /* must live until then */
 };
 
-/* NIB_E_LIMIT: too many wait, or the request can never fit; NIB_E_STATE: draining; NIB_E_ARGUMENT. on_end is not called on failure. */
-enum nib_status nib_server_submit(struct nib_server *s, const struct nib_request_args *a, struct nib_request **out, struct nib_error *err);
+/* NIB_E_LIMIT: too many wait, or the request can never fit; NIB_E_STATE: draining; NIB_E_ARGUMENT. on_end is not called
+ * on failure. */
+enum nib_status nib_server_submit(struct nib_server *s, const struct nib_request_args *a, struct nib_request **out,
+                                  struct nib_error *err);
 void            nib_request_cancel(struct nib_request *r); /* takes effect before the next step */
 void            nib_request_close(struct nib_request *r);  /* gives up the handle; a request that runs goes on */
 
@@ -507,12 +524,12 @@ void nib_server_get_stats(struct nib_server *s, struct nib_server_stats *out);
 
 /* ---- Quantise -------------------------------------------------------------------------------------------------- */
 
-/* Which matrices become NVFP4; docs/quantize.md lists them. All else is copied byte for byte, except that with the last two presets
- * an FP8 o_a projection becomes BF16 (exact). */
+/* Which matrices become NVFP4; docs/quantize.md lists them. All else is copied byte for byte, except that with the last
+ * two presets an FP8 o_a projection becomes BF16 (exact). */
 enum nib_quant_preset { NIB_QUANT_EXPERTS, NIB_QUANT_FULL, NIB_QUANT_FULL_HEAD };
 
-/* How block scales are chosen where the source is not FP4 already (MXFP4 is cast exactly, NVFP4 kept). AUTO is MSE without weights.
- * MSE with a calibration text weighs errors by the inputs' mean squares; GPTQ needs one. */
+/* How block scales are chosen where the source is not FP4 already (MXFP4 is cast exactly, NVFP4 kept). AUTO is MSE
+ * without weights. MSE with a calibration text weighs errors by the inputs' mean squares; GPTQ needs one. */
 enum nib_quant_method { NIB_QUANT_AUTO, NIB_QUANT_ABSMAX, NIB_QUANT_4OVER6, NIB_QUANT_MSE, NIB_QUANT_GPTQ };
 
 enum nib_quant_layout { NIB_QUANT_LAYOUT_KEEP, NIB_QUANT_LAYOUT_HF, NIB_QUANT_LAYOUT_OFFICIAL };
@@ -553,18 +570,20 @@ struct nib_quantize_result {
     double   relative_mse, cosine;  /* of all converted matrices together */
     int32_t  n_shards, n_shards_kept; /* kept: finished by an earlier run */
     uint64_t memory_bytes;          /* planned working memory */
-    double   seconds;               /* taken; dry run: compute time estimated from a short measurement, input and output at 1 GB/s */
+    double   seconds;               /* taken; dry run: compute time estimated from a short measurement, input and output
+                                       at 1 GB/s */
     bool     was_complete;          /* resume: nothing was left to do */
 };
 
-/* Convert the checkpoint folder src to dst, which must not exist, be empty, or (with resume) hold an interrupted run of the same job.
- * src is never written to. Shards appear under their names only when complete and on disk; the index and config.json come last. On
- * failure the finished shards stay, to be resumed. */
-enum nib_status nib_quantize(const char *src, const char *dst, const struct nib_quantize_options *o, struct nib_quantize_result *r,
-                             struct nib_error *err);
+/* Convert the checkpoint folder src to dst, which must not exist, be empty, or (with resume) hold an interrupted run of
+ * the same job. src is never written to. Shards appear under their names only when complete and on disk; the index and
+ * config.json come last. On failure the finished shards stay, to be resumed. */
+enum nib_status nib_quantize(const char *src, const char *dst, const struct nib_quantize_options *o,
+                             struct nib_quantize_result *r, struct nib_error *err);
 
-/* Recompute the error of every NVFP4 matrix of dst against src and compare all other tensors; of the options only threads, memory and
- * callbacks count. NIB_OK with n_mismatches > 0 where something differs; each is told through `warning`. */
+/* Recompute the error of every NVFP4 matrix of dst against src and compare all other tensors; of the options only
+ * threads, memory and callbacks count. NIB_OK with n_mismatches > 0 where something differs; each is told through
+ * `warning`. */
 enum nib_status nib_quantize_verify(const char *src, const char *dst, const struct nib_quantize_options *o,
                                     struct nib_quantize_result *r, struct nib_error *err);
 
@@ -576,7 +595,8 @@ struct nib_shape {
     const char *name;      /* "pro", "flash", or "tiny", the bundled model's sizes */
     int32_t     n_layers;  /* 0: all. Fewer are of the two compressed kinds in turn, 4:1 first, routed by scores */
     int32_t     n_experts; /* 0: all */
-    const char *format;    /* of linears: "nvfp4" (NULL), "fp8", "mxfp4", "bf16", or "official": experts MXFP4, the rest FP8 */
+    const char *format;    /* of linears: "nvfp4" (NULL), "fp8", "mxfp4", "bf16", or "official": experts MXFP4, the rest
+                              FP8 */
 };
 enum nib_status nib_model_open_random(const struct nib_shape *shape, struct nib_model **out, struct nib_error *err);
 
@@ -593,7 +613,8 @@ struct nib_machine {
     uint64_t read_bytes;   /* at most 256 MiB are read in a run */
     int32_t  n_threads;
 };
-enum nib_status nib_machine_measure(int32_t n_threads, uint64_t read_bytes, struct nib_machine *m, struct nib_error *err);
+enum nib_status nib_machine_measure(int32_t n_threads, uint64_t read_bytes, struct nib_machine *m,
+                                    struct nib_error *err);
 
 /* What a step did in the ops of one name, or as a whole. Bytes are those that have to be read from memory however
  * clever the op: each weight once (of experts those that were chosen), each stored row once for its sequence.

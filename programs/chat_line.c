@@ -38,8 +38,8 @@ struct chat_line {
 
 /* ---- The terminal ---- */
 
-/* How the terminal was found; and how it is between two lines: a Ctrl-D typed ahead stays the byte it is, where the system would make
- * an end of input of it that turns into a NUL once single bytes are read. */
+/* How the terminal was found; and how it is between two lines: a Ctrl-D typed ahead stays the byte it is, where the
+ * system would make an end of input of it that turns into a NUL once single bytes are read. */
 static struct termios        ordinary, between;
 static volatile sig_atomic_t changed, switched;
 

@@ -173,7 +173,8 @@ static int prepare(struct session *s, const struct serve_command *c, struct serv
         if (status != NIB_OK)
             return session_fail(status, &err);
     }
-    cli_note("chat profile %s%s", serve->profile == NIB_CHAT_PREVIEW ? "preview" : "ga", guessed ? " (nothing said which)" : "");
+    cli_note("chat profile %s%s", serve->profile == NIB_CHAT_PREVIEW ? "preview" : "ga",
+             guessed ? " (nothing said which)" : "");
     return read_keys(serve);
 }
 
@@ -279,10 +280,10 @@ static int serve_command(int argc, char **argv, struct serve_config *config)
          .help = "the model's name for clients; the folder's name"},
         {.name = "--any-model", .kind = CLI_KIND_FLAG, .value = &c.settings.any_model,
          .help = "answer requests for any model with this one"},
-        {.name = "--default-effort", .kind = CLI_KIND_CHOICE, .value = &c.settings.default_effort, .choices = effort_names,
-         .help = "thinking of requests that say nothing about it; high"},
-        {.name = "--reasoning-field", .kind = CLI_KIND_CHOICE, .value = &c.settings.reasoning_field, .choices = reasoning_names,
-         .help = "what reasoning is called in answers; reasoning_content"},
+        {.name = "--default-effort", .kind = CLI_KIND_CHOICE, .value = &c.settings.default_effort,
+         .choices = effort_names, .help = "thinking of requests that say nothing about it; high"},
+        {.name = "--reasoning-field", .kind = CLI_KIND_CHOICE, .value = &c.settings.reasoning_field,
+         .choices = reasoning_names, .help = "what reasoning is called in answers; reasoning_content"},
         {.name = "--cors", .kind = CLI_KIND_TEXT, .value = &c.settings.cors, .metavar = "ORIGIN",
          .help = "let pages from there (* for all) use the server; off"},
         {.name = "--chat-profile", .kind = CLI_KIND_CHOICE, .value = &c.profile, .choices = profile_names,
@@ -312,8 +313,8 @@ static int serve_command(int argc, char **argv, struct serve_config *config)
          .metavar = "N", .help = "size of a request; 64"},
         {.name = "--max-unsent-mb", .kind = CLI_KIND_COUNT, .value = &c.settings.max_unsent_mb, .low = 1, .high = 2047,
          .metavar = "N", .help = "a stream of which its client leaves more unread ends; 8"},
-        {.name = "--queue-timeout", .kind = CLI_KIND_COUNT, .value = &c.settings.queue_timeout_s, .low = 0, .high = 86400,
-         .metavar = "S", .help = "seconds that a request may wait to be begun; 600, 0: any"},
+        {.name = "--queue-timeout", .kind = CLI_KIND_COUNT, .value = &c.settings.queue_timeout_s, .low = 0,
+         .high = 86400, .metavar = "S", .help = "seconds that a request may wait to be begun; 600, 0: any"},
         {.name = "--request-timeout", .kind = CLI_KIND_COUNT, .value = &c.settings.request_timeout_s, .low = 0, .high = 86400,
          .metavar = "S", .help = "seconds that a request may take; it then ends as if by its length; 0: any"},
         {.name = "--receive-timeout", .kind = CLI_KIND_COUNT, .value = &c.settings.receive_timeout_s, .low = 1, .high = 3600,

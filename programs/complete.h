@@ -1,6 +1,7 @@
-/* What may stand at the end of a command line, for the shells' completion. The shells' scripts know nothing: they hand the
- * words to `nibble --complete WORD...`, the last of which is the one to be completed, maybe empty, and get candidates, a
- * line each, with a tab and a few words on it behind. Lines ":files" and ":folders" mean that names of those may follow. */
+/* What may stand at the end of a command line, for the shells' completion. The shells' scripts know nothing: they hand
+ * the words to `nibble --complete WORD...`, the last of which is the one to be completed, maybe empty, and get
+ * candidates, a line each, with a tab and a few words on it behind. Lines ":files" and ":folders" mean that names of
+ * those may follow. */
 #ifndef NIB_COMPLETE_H
 #define NIB_COMPLETE_H
 

@@ -1,5 +1,5 @@
-/* A small HTTP/1.1 client over plain sockets, for measuring servers: no TLS, no redirects, no proxies. One connection is
- * one thread's; it stays open between requests where the server lets it. */
+/* A small HTTP/1.1 client over plain sockets, for measuring servers: no TLS, no redirects, no proxies. One connection
+ * is one thread's; it stays open between requests where the server lets it. */
 #ifndef NIB_HTTP_CLIENT_H
 #define NIB_HTTP_CLIENT_H
 

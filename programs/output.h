@@ -14,8 +14,8 @@ json_t *output_real(double value);
  * give back the same float; then release it. Returns an exit code; a NULL object counts as memory used up. */
 int output_json(json_t *object);
 
-/* Whether a file descriptor is a terminal on which the cursor can be moved (by TERM); and whether colours are wanted there too
- * (by NO_COLOR). */
+/* Whether a file descriptor is a terminal on which the cursor can be moved (by TERM); and whether colours are wanted
+ * there too (by NO_COLOR). */
 bool output_is_screen(int fd);
 bool output_has_colour(int fd);
 

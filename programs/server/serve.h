@@ -2,8 +2,8 @@
  * (struct exchange).
  *
  * Threads: HTTP requests are read and answered on libmicrohttpd's threads; tokens arrive on the library's one; a watch
- * thread looks for clients that left and keeps quiet streams alive. Whatever of an exchange more than one of them touches is
- * guarded by its lock. */
+ * thread looks for clients that left and keeps quiet streams alive. Whatever of an exchange more than one of them
+ * touches is guarded by its lock. */
 #ifndef NIB_SERVE_H
 #define NIB_SERVE_H
 

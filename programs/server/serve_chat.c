@@ -50,10 +50,11 @@ static bool read_thinking_field(struct exchange *x, const json_t *body, struct s
     if (!v)
         return true;
     if (!json_is_object(v) || !field_string(v, "type", &type, &x->error))
-        return api_fail(&x->error, "thinking", "invalid_value", "thinking must be an object with a type, or true or false");
+        return api_fail(&x->error, "thinking", "invalid_value",
+                        "thinking must be an object with a type, or true or false");
     if (!type || (strcmp(type, "enabled") != 0 && strcmp(type, "adaptive") != 0 && strcmp(type, "disabled") != 0))
-        return api_fail(&x->error, "thinking", "invalid_value", "thinking.type is '%.40s'; wanted enabled, adaptive or disabled",
-                        type ? type : "");
+        return api_fail(&x->error, "thinking", "invalid_value",
+                        "thinking.type is '%.40s'; wanted enabled, adaptive or disabled", type ? type : "");
     w->thinking = strcmp(type, "disabled") != 0;
     return true;
 }
@@ -121,7 +122,8 @@ static bool read_continuation(struct exchange *x, const json_t *body, char **mes
                         "continue_final_message needs a last message of the assistant's");
     *has_prefix = true;
     if (json_object_get(last, "prefix"))
-        return api_fail(&x->error, "messages", "invalid_value", "the last message has prefix: false but is to be continued");
+        return api_fail(&x->error, "messages", "invalid_value",
+                        "the last message has prefix: false but is to be continued");
     return mark_prefix(messages) || api_fail(&x->error, NULL, "internal_error", "memory is used up");
 }
 
@@ -139,7 +141,8 @@ static bool encode(struct exchange *x, const struct nib_chat_options *o, const c
     nib_prompt_free(&prompt);
     if (status == NIB_OK)
         return true;
-    (void)api_fail(&x->error, strncmp(err.text, "tools", 5) == 0 ? "tools" : "messages", "invalid_value", "%.560s", err.text);
+    (void)api_fail(&x->error, strncmp(err.text, "tools", 5) == 0 ? "tools" : "messages", "invalid_value", "%.560s",
+                   err.text);
     if (status == NIB_E_MEMORY)
         x->error.status = 500;
     return false;
@@ -177,7 +180,8 @@ bool serve_encode_chat(struct exchange *x, const json_t *body, struct chat_promp
         (void)api_fail(&x->error, NULL, "internal_error", "memory is used up");
         x->error.status = 500;
     } else if (!list) {
-        (void)api_fail(&x->error, "messages", "missing_required_parameter", "messages is missing; wanted an array of messages");
+        (void)api_fail(&x->error, "messages", "missing_required_parameter",
+                       "messages is missing; wanted an array of messages");
     } else if (!json_is_array(list) || json_array_size(list) == 0) {
         (void)api_fail(&x->error, "messages", "invalid_value", "messages must be an array of at least one message");
     } else {
@@ -210,7 +214,8 @@ static bool is_name(const char *name)
 static bool check_tools(struct exchange *x, const json_t *tools)
 {
     if (tools && (!json_is_array(tools) || json_array_size(tools) > N_TOOLS_MAX))
-        return api_fail(&x->error, "tools", "invalid_value", "tools must be an array of at most %d functions", N_TOOLS_MAX);
+        return api_fail(&x->error, "tools", "invalid_value", "tools must be an array of at most %d functions",
+                        N_TOOLS_MAX);
     for (size_t i = 0; i < json_array_size(tools); i++) {
         const json_t *tool = json_array_get(tools, i);
         const char   *type = json_string_value(json_object_get(tool, "type"));
@@ -247,8 +252,8 @@ static bool force_tools(struct exchange *x, const json_t *tools, const char *onl
     }
     if (a->n_forced > 0)
         return true;
-    return api_fail(&x->error, "tool_choice", "invalid_value", "tool_choice names '%.64s', which is not among the tools",
-                    only ? only : "");
+    return api_fail(&x->error, "tool_choice", "invalid_value",
+                    "tool_choice names '%.64s', which is not among the tools", only ? only : "");
 }
 
 static bool ban_calls(struct exchange *x, struct generation_args *a)
@@ -307,8 +312,8 @@ static bool read_format(struct exchange *x, const json_t *body, struct generatio
         return api_fail(&x->error, "response_format", "unsupported_parameter",
                         "response_format json_schema is not supported; use json_object or a tool");
     }
-    return api_fail(&x->error, "response_format", "invalid_value", "response_format.type is '%.40s'; wanted text or json_object",
-                    type);
+    return api_fail(&x->error, "response_format", "invalid_value",
+                    "response_format.type is '%.40s'; wanted text or json_object", type);
 }
 
 static bool read_logprobs(struct exchange *x, const json_t *body, struct generation_args *a)
@@ -327,7 +332,8 @@ static bool refuse_functions(struct exchange *x, const json_t *body)
     const char *const old[] = {"functions", "function_call"};
     for (size_t i = 0; i < 2; i++)
         if (field_get(body, old[i]))
-            return api_fail(&x->error, old[i], "unsupported_parameter", "%s is not supported; use tools and tool_choice", old[i]);
+            return api_fail(&x->error, old[i], "unsupported_parameter",
+                            "%s is not supported; use tools and tool_choice", old[i]);
     return true;
 }
 

@@ -204,8 +204,8 @@ static void keep_id(struct choice *c, int32_t id)
     c->ids[c->n_ids++] = id;
 }
 
-/* Whether the last ids are what this text encodes to. Only such a block may be replayed as text: anything else would be read as other tokens than
- * were written, control tokens even, where the model spelled one in letters. */
+/* Whether the last ids are what this text encodes to. Only such a block may be replayed as text: anything else would be
+ * read as other tokens than were written, control tokens even, where the model spelled one in letters. */
 static bool ends_in(const struct choice *c, const char *text, size_t n)
 {
     struct nib_ids ids = {0};
@@ -366,7 +366,8 @@ static json_t *calls_of(const struct choice *c)
         json_array_append_new(calls, json_pack("{s:s, s:s, s:{s:o, s:o}}", "id", c->calls[i].id, "type", "function",
                                                "function", "name",
                                                json_stringn(reply->call[i].name.data, reply->call[i].name.n), "arguments",
-                                               json_stringn(reply->call[i].arguments.data, reply->call[i].arguments.n)));
+                                               json_stringn(reply->call[i].arguments.data,
+                                                            reply->call[i].arguments.n)));
     return calls;
 }
 

@@ -9,7 +9,8 @@ struct serve_config {
     int    n;
 };
 
-/* If argv holds --config FILE, take that file's options, to be followed by argv's own. False: a mistake was reported with its line. */
+/* If argv holds --config FILE, take that file's options, to be followed by argv's own. False: a mistake was reported
+ * with its line. */
 bool serve_config_apply(struct serve_config *c, int argc, char **argv, const struct cli_syntax *syntax, int *exit_code);
 void serve_config_free(struct serve_config *c);
 

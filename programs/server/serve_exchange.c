@@ -1,8 +1,8 @@
 /* Exchanges: one HTTP request each, from its headers to the end of its answer; and the watch over those that wait.
  *
- * A connection whose answer is not there yet is suspended, and libmicrohttpd does not look at its socket then. The watch
- * thread does: where the client has left, its requests are cancelled, and what follows wakes the connection, which then
- * fails by itself. */
+ * A connection whose answer is not there yet is suspended, and libmicrohttpd does not look at its socket then. The
+ * watch thread does: where the client has left, its requests are cancelled, and what follows wakes the connection,
+ * which then fails by itself. */
 #define _GNU_SOURCE /* POLLRDHUP */
 #include "serve.h"
 
@@ -38,7 +38,8 @@ double serve_now(void)
 
 void serve_random(void *out, size_t n)
 {
-    /* It fails only on kernels without the call. Ids then come from the clock: still different, but no longer a secret. */
+    /* It fails only on kernels without the call. Ids then come from the clock: still different, but no longer a
+     * secret. */
     if (getentropy(out, n) == 0)
         return;
     struct timespec t;
@@ -249,7 +250,8 @@ static void keep_alive(struct exchange *x, double time)
     (void)shutdown(x->socket, SHUT_RDWR);
 }
 
-/* A request that does not arrive. libmicrohttpd takes no answer in the middle of one, so it is put on the socket here. */
+/* A request that does not arrive. libmicrohttpd takes no answer in the middle of one, so it is put on the socket
+ * here. */
 static void drop_slow_links(struct serve *s, double time)
 {
     static const char answer[] =

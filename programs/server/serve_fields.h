@@ -1,5 +1,5 @@
-/* A request's JSON: checked as a whole, then read field by field. A reader that returns false has filled the error, which
- * names the field, the value and what was wanted; absent and null fields leave *out alone. */
+/* A request's JSON: checked as a whole, then read field by field. A reader that returns false has filled the error,
+ * which names the field, the value and what was wanted; absent and null fields leave *out alone. */
 #ifndef NIB_SERVE_FIELDS_H
 #define NIB_SERVE_FIELDS_H
 
@@ -28,8 +28,8 @@ char *api_error_text(const struct api_error *e);
 /* A body that is a JSON object. Escapes of half a surrogate pair become U+FFFD, in place. All numbers are reals. */
 bool body_parse(char *text, size_t n, json_t **out, struct api_error *e);
 
-/* The text of a member of the body's object as the client wrote it, copied; NULL if absent or null. Number spellings and
- * the order of keys matter to prompts. *failed is set when memory is used up. */
+/* The text of a member of the body's object as the client wrote it, copied; NULL if absent or null. Number spellings
+ * and the order of keys matter to prompts. *failed is set when memory is used up. */
 char *body_member(const char *text, const char *key, bool *failed);
 
 bool field_bool(const json_t *o, const char *key, bool *out, struct api_error *e);

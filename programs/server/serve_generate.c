@@ -68,7 +68,8 @@ static void check_json(const struct generation *g)
         const struct buffer *b = &g->choice[i].content;
         json_t              *v = b->data ? json_loadb(b->data, b->n, JSON_ALLOW_NUL, NULL) : NULL;
         if (!json_is_object(v))
-            cli_note("%s: response_format json_object was asked for, but choice %d is no JSON object", g->exchange->id, (int)i);
+            cli_note("%s: response_format json_object was asked for, but choice %d is no JSON object", g->exchange->id,
+                     (int)i);
         json_decref(v);
     }
 }
@@ -146,9 +147,11 @@ static void fail_by_time(struct generation *g, const struct nib_request_result *
 
     g->failed = true;
     if (only_waited)
-        (void)api_fail(&x->error, NULL, "queue_timeout", "not begun within --queue-timeout of %d s", (int)o->queue_timeout_s);
+        (void)api_fail(&x->error, NULL, "queue_timeout", "not begun within --queue-timeout of %d s",
+                       (int)o->queue_timeout_s);
     else
-        (void)api_fail(&x->error, NULL, "request_timeout", "no token within --request-timeout of %d s", (int)o->request_timeout_s);
+        (void)api_fail(&x->error, NULL, "request_timeout", "no token within --request-timeout of %d s",
+                       (int)o->request_timeout_s);
     x->error.status = only_waited ? 503 : 504;
     x->error.type = only_waited ? "unavailable_error" : "timeout_error";
 }
@@ -363,5 +366,6 @@ void generation_log(const struct exchange *x, unsigned status)
                        : g->choice[0].finish == NIB_CHAT_FINISH_STOP   ? "stop"
                                                                        : "tool_calls");
     }
-    cli_note("%s %s %s %s %u %.3fs%s", when, x->id, x->client, x->route ? x->route->path : "-", status, serve_now() - x->start, tokens);
+    cli_note("%s %s %s %s %u %.3fs%s", when, x->id, x->client, x->route ? x->route->path : "-", status,
+             serve_now() - x->start, tokens);
 }

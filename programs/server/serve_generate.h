@@ -5,7 +5,8 @@
 
 #include "serve.h"
 
-enum { N_CHOICES_MAX = 16, N_STOP_STRINGS_MAX = 16, STOP_STRING_BYTES_MAX = 256, N_PROMPTS_MAX = 64, N_TOOLS_MAX = 128 };
+enum { N_CHOICES_MAX = 16, N_STOP_STRINGS_MAX = 16, STOP_STRING_BYTES_MAX = 256, N_PROMPTS_MAX = 64,
+      N_TOOLS_MAX = 128 };
 
 /* What both kinds of request ask for; filled by generation_read and the endpoint. */
 struct generation_args {

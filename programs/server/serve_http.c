@@ -54,7 +54,8 @@ static void add_headers(const struct exchange *x, struct MHD_Response *r, unsign
         (void)MHD_add_response_header(r, "Retry-After", "1");
 }
 
-/* The page holds its style and script itself and talks to this server only; what else it might be made to load stays out. */
+/* The page holds its style and script itself and talks to this server only; what else it might be made to load stays
+ * out. */
 static void add_page_headers(struct MHD_Response *r)
 {
     (void)MHD_add_response_header(r, "Content-Security-Policy",
@@ -170,7 +171,8 @@ static void find_route(struct exchange *x, const char *url, const char *method)
                             url[strlen(routes[i].path)] == '/';
         if (!is_path(url, routes[i].path) && !single_model)
             continue;
-        if (strcmp(routes[i].method, method) == 0 || (strcmp(method, "HEAD") == 0 && strcmp(routes[i].method, "GET") == 0)) {
+        if (strcmp(routes[i].method, method) == 0 ||
+            (strcmp(method, "HEAD") == 0 && strcmp(routes[i].method, "GET") == 0)) {
             x->route = &routes[i];
             return;
         }
@@ -209,7 +211,8 @@ static void check_key(struct exchange *x)
         known |= same_key(key, s->keys[i]);
     if (known)
         return;
-    fail(x, 401, "invalid_api_key", key ? "the API key is not known here" : "an API key is needed: Authorization: Bearer KEY");
+    fail(x, 401, "invalid_api_key",
+         key ? "the API key is not known here" : "an API key is needed: Authorization: Bearer KEY");
     x->error.type = "authentication_error";
 }
 
@@ -252,7 +255,8 @@ static void dispatch(struct exchange *x)
     buffer_free(&x->body);
 }
 
-/* Wait for a whole answer or for a stream's beginning: true if it is there. Until then a stream can still become an error. */
+/* Wait for a whole answer or for a stream's beginning: true if it is there. Until then a stream can still become an
+ * error. */
 static bool answer_is_there(struct exchange *x)
 {
     (void)pthread_mutex_lock(&x->lock);

@@ -28,8 +28,8 @@ static json_t *logprob_entry(const struct serve *s, int32_t id, float logprob)
     json_t     *list = json_array();
     for (size_t i = 0; bytes && i < n; i++)
         json_array_append_new(list, json_integer((unsigned char)bytes[i]));
-    return json_pack("{s:o, s:o, s:o}", "token", lossy(bytes ? bytes : "", n), "logprob", logprob_number(logprob), "bytes",
-                     list);
+    return json_pack("{s:o, s:o, s:o}", "token", lossy(bytes ? bytes : "", n), "logprob", logprob_number(logprob),
+                     "bytes", list);
 }
 
 void choice_keep_logprob(struct choice *c, const struct nib_drawn_token *t)
@@ -58,8 +58,8 @@ static json_t *legacy_logprobs(const json_t *entries)
         json_array_append_new(offsets, json_integer((json_int_t)offset));
         offset += json_string_length(json_object_get(entry, "token"));
     }
-    return json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values, "top_logprobs", tops, "text_offset",
-                     offsets);
+    return json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values, "top_logprobs", tops,
+                     "text_offset", offsets);
 }
 
 /* What a chunk or an answer carries of the entries from `from` on. */

@@ -53,7 +53,8 @@ void serve_health(struct exchange *x)
         exchange_answer(x, json_pack("{s:s}", "status", "ok"));
         return;
     }
-    (void)api_fail(&x->error, NULL, draining ? "shutting_down" : "loading", draining ? "shutting down" : "loading the model");
+    (void)api_fail(&x->error, NULL, draining ? "shutting_down" : "loading",
+                   draining ? "shutting down" : "loading the model");
     x->error.status = 503;
     x->error.type = "unavailable_error";
 }

@@ -17,11 +17,11 @@ struct histogram {
 
 static const struct histogram histograms[N_METRICS] = {
     [METRIC_FIRST_TOKEN] = {"vllm:time_to_first_token_seconds",
-                            {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
-                             160, 640, 2560}},
+                            {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20,
+                             40, 80, 160, 640, 2560}},
     [METRIC_BETWEEN_TOKENS] = {"vllm:inter_token_latency_seconds",
-                               {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40,
-                                80}},
+                               {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20,
+                                40, 80}},
     [METRIC_REQUEST] = {"vllm:e2e_request_latency_seconds", SECONDS},
     [METRIC_QUEUE] = {"vllm:request_queue_time_seconds", SECONDS},
     [METRIC_PREFILL] = {"vllm:request_prefill_time_seconds", SECONDS},

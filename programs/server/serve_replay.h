@@ -1,5 +1,6 @@
-/* Blocks of tool calls as the model wrote them, by the ids their calls were given. Parsing and rendering again would lose spellings (1.50, spaces in
- * JSON), and with them what is kept of the conversation. Bounded; the oldest go first. Safe from any thread. */
+/* Blocks of tool calls as the model wrote them, by the ids their calls were given. Parsing and rendering again would
+ * lose spellings (1.50, spaces in JSON), and with them what is kept of the conversation. Bounded; the oldest go first.
+ * Safe from any thread. */
 #ifndef NIB_SERVE_REPLAY_H
 #define NIB_SERVE_REPLAY_H
 

@@ -53,7 +53,8 @@ static bool read_stops(struct exchange *x, const json_t *body, struct generation
         if (!add_stop(x, a, json_array_get(stop, i)))
             return false;
     if ((ids && !json_is_array(ids)) || n_ids > 1024)
-        return api_fail(&x->error, "stop_token_ids", "invalid_value", "stop_token_ids must be an array of at most 1024 ids");
+        return api_fail(&x->error, "stop_token_ids", "invalid_value",
+                        "stop_token_ids must be an array of at most 1024 ids");
     a->stop_id = calloc(n_ids + 1, sizeof *a->stop_id);
     if (!a->stop_id)
         return generation_no_memory(x);
@@ -62,8 +63,8 @@ static bool read_stops(struct exchange *x, const json_t *body, struct generation
     for (size_t i = 0; i < n_ids; i++) {
         double v = json_is_real(json_array_get(ids, i)) ? json_real_value(json_array_get(ids, i)) : -1;
         if (!(v >= 0 && v < x->serve->info->vocab) || floor(v) != v)
-            return api_fail(&x->error, "stop_token_ids", "invalid_value", "stop_token_ids[%zu] is not an id below %d", i,
-                            (int)x->serve->info->vocab);
+            return api_fail(&x->error, "stop_token_ids", "invalid_value", "stop_token_ids[%zu] is not an id below %d",
+                            i, (int)x->serve->info->vocab);
         a->stop_id[a->n_stop_id++] = (int32_t)v;
     }
     return true;
@@ -84,8 +85,8 @@ static bool read_bias(struct exchange *x, const json_t *body, struct generation_
         long   id = strtol(key, &end, 10);
         double b = json_is_real(v) ? json_real_value(v) : NAN;
         if (end == key || *end || id < 0 || id >= x->serve->info->vocab || isnan(b))
-            return api_fail(&x->error, "logit_bias", "invalid_value", "logit_bias['%.20s'] is not an id below %d with a number",
-                            key, (int)x->serve->info->vocab);
+            return api_fail(&x->error, "logit_bias", "invalid_value",
+                            "logit_bias['%.20s'] is not an id below %d with a number", key, (int)x->serve->info->vocab);
         a->bias[a->n_bias++] = (struct nib_logit_bias){(int32_t)id, (float)(b > 100 ? 100 : b < -100 ? -100 : b)};
     }
     return true;

@@ -54,7 +54,8 @@ static bool add_prompt(struct exchange *x, const json_t *v, bool add_bos, struct
     if (json_is_string(v))
         return encode_text(x, "prompt", json_string_value(v), json_string_length(v), add_bos, true, ids);
     if (!json_is_array(v) || json_array_size(v) == 0)
-        return api_fail(&x->error, "prompt", "invalid_value", "prompt must be a string, an array of strings, or arrays of ids");
+        return api_fail(&x->error, "prompt", "invalid_value",
+                        "prompt must be a string, an array of strings, or arrays of ids");
     return read_ids(x, "prompt", v, ids);
 }
 
@@ -68,7 +69,8 @@ static bool add_gap(struct exchange *x, const json_t *prompt, const json_t *suff
         return api_fail(&x->error, "suffix", "invalid_value", "prompt and suffix must both be strings");
     for (size_t i = 0; i < 3; i++)
         if (nib_tokenizer_find(x->serve->tokenizer, marks[i]) < 0)
-            return api_fail(&x->error, "suffix", "unsupported_parameter", "suffix: the model's vocabulary has no %s", marks[i]);
+            return api_fail(&x->error, "suffix", "unsupported_parameter", "suffix: the model's vocabulary has no %s",
+                            marks[i]);
     buffer_text(&text, marks[0]);
     buffer_add(&text, json_string_value(prompt), json_string_length(prompt));
     buffer_text(&text, marks[1]);
@@ -217,7 +219,8 @@ void serve_tokenize(struct exchange *x)
     else if (field_get(body, "prompt") || field_get(body, "messages"))
         (void)tokenize_prompt(x, body, &ids);
     else
-        (void)api_fail(&x->error, "prompt", "missing_required_parameter", "one of prompt, messages and content is needed");
+        (void)api_fail(&x->error, "prompt", "missing_required_parameter",
+                       "one of prompt, messages and content is needed");
     nib_ids_free(&ids);
     json_decref(body);
 }

@@ -38,7 +38,8 @@ static enum nib_status io_error(struct nib_error *err, const char *verb, const c
     return nib_error_set(err, NIB_E_IO, "cannot %s '%s': %s", verb, path, nib_errno_text(number, text, sizeof text));
 }
 
-/* The size that fstat reports is only a first guess: files of /proc report 0, and others may grow while they are read. */
+/* The size that fstat reports is only a first guess: files of /proc report 0, and others may grow while they are
+ * read. */
 static enum nib_status read_all(int fd, size_t n_guess, const char *path, size_t max_bytes, char **data, size_t *n,
                                 struct nib_error *err)
 {

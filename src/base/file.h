@@ -6,8 +6,8 @@
 
 /* Read the file at `path` into fresh memory: *data holds *n bytes and a NUL behind them; the caller frees it. A file of
  * more than `max_bytes` is refused (NIB_E_FORMAT) without reading more of it. NIB_E_IO names the path and the system's
- * reason, for a folder too, and for anything else that is not a regular file: such could be waited for without end. On failure
- * *data is NULL and *n is 0. Safe from any thread. */
+ * reason, for a folder too, and for anything else that is not a regular file: such could be waited for without end. On
+ * failure *data is NULL and *n is 0. Safe from any thread. */
 enum nib_status nib_file_read(const char *path, size_t max_bytes, char **data, size_t *n, struct nib_error *err);
 
 /* Write the system's text for an errno value into buf, which is also returned. Safe from any thread. */

@@ -39,7 +39,8 @@ enum nib_status nib_machine_device(int32_t i, struct nib_device_info *out, struc
 {
     memset(out, 0, sizeof *out);
     if (i != 0)
-        return nib_error_set(err, NIB_E_ARGUMENT, "device %" PRId32 " of the processor is asked for, there is only 0", i);
+        return nib_error_set(err, NIB_E_ARGUMENT, "device %" PRId32 " of the processor is asked for, there is only 0",
+                             i);
     read_line("/proc/cpuinfo", "model name", out->name, sizeof out->name);
     out->total_bytes = read_kib("MemTotal");
     out->available_bytes = read_kib("MemAvailable"); /* Linux's estimate of what can be used without swapping */

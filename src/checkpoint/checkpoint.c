@@ -142,8 +142,8 @@ end:
     return status;
 }
 
-enum nib_status nib_checkpoint_make(const struct nib_tensor_entry *entry, int64_t n, void (*release)(void *owner), void *owner,
-                                    struct nib_checkpoint **out, struct nib_error *err)
+enum nib_status nib_checkpoint_make(const struct nib_tensor_entry *entry, int64_t n, void (*release)(void *owner),
+                                    void *owner, struct nib_checkpoint **out, struct nib_error *err)
 {
     *out = NULL;
     struct nib_checkpoint *c = calloc(1, sizeof *c);

@@ -33,10 +33,10 @@ struct nib_checkpoint;
 enum nib_status nib_checkpoint_open(const char *dir, struct nib_checkpoint **out, struct nib_error *err);
 void            nib_checkpoint_close(struct nib_checkpoint *c);
 
-/* A checkpoint of tensors that are in memory already. The entries are copied; their names, files and data belong to `owner`, which
- * nib_checkpoint_close() hands to release(). On failure the owner stays the caller's. */
-enum nib_status nib_checkpoint_make(const struct nib_tensor_entry *entry, int64_t n, void (*release)(void *owner), void *owner,
-                                    struct nib_checkpoint **out, struct nib_error *err);
+/* A checkpoint of tensors that are in memory already. The entries are copied; their names, files and data belong to
+ * `owner`, which nib_checkpoint_close() hands to release(). On failure the owner stays the caller's. */
+enum nib_status nib_checkpoint_make(const struct nib_tensor_entry *entry, int64_t n, void (*release)(void *owner),
+                                    void *owner, struct nib_checkpoint **out, struct nib_error *err);
 
 /* Find a tensor by exact name; NULL if absent. The result points into the checkpoint and is valid until
  * nib_checkpoint_close(). Safe from any thread. O(1). */

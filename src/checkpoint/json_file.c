@@ -26,8 +26,8 @@ static bool key_before(const char *text, size_t end, const char **key, size_t *n
     return false;
 }
 
-/* A text given to the parser byte by byte. Where memory ends, the parser leaves characters out of long strings without a word, so
- * whether it did is looked at before each byte: between two of them it may reset errno. */
+/* A text given to the parser byte by byte. Where memory ends, the parser leaves characters out of long strings without
+ * a word, so whether it did is looked at before each byte: between two of them it may reset errno. */
 struct feed {
     const char *text;
     size_t      n, at;
@@ -56,7 +56,8 @@ enum nib_status nib_json_parse(const char *text, size_t n, const char *what, jso
     json_decref(*out);
     *out = NULL;
     enum json_error_code code = json_error_code(&e);
-    /* Where jansson runs out of memory it mostly just stops, without a text, or blames the token that it could not keep. */
+    /* Where jansson runs out of memory it mostly just stops, without a text, or blames the token that it could not
+     * keep. */
     if (feed.starved || code == json_error_out_of_memory || e.text[0] == 0 || errno == ENOMEM)
         return nib_error_set(err, NIB_E_MEMORY, "%s: no memory to parse %zu bytes of JSON", what, n);
     const char *key;

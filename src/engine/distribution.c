@@ -93,8 +93,8 @@ static void keep(double *p, int32_t n, const struct cut *c, int32_t *heap)
         p[heap[--left]] = 0;
 }
 
-bool nib_distribution(const struct nib_sampling *s, const float *logits, int32_t n, const struct nib_seen *seen, double *p,
-                      int32_t *order)
+bool nib_distribution(const struct nib_sampling *s, const float *logits, int32_t n, const struct nib_seen *seen,
+                      double *p, int32_t *order)
 {
     if (!fill(logits, n, p))
         return false;

@@ -1,4 +1,5 @@
-/* Guessing and judging. Rows of logits come to the host only where distributions must be compared, which is at temperatures above 0. */
+/* Guessing and judging. Rows of logits come to the host only where distributions must be compared, which is at
+ * temperatures above 0. */
 #include "engine/draft.h"
 #include "engine/random.h"
 
@@ -34,8 +35,8 @@ static enum nib_status read_logits(struct nib_engine *e, int32_t n)
 }
 
 /* Guess i, from the MTP block's logits in row 0. -1 where they hold no distribution. */
-static enum nib_status guess(struct nib_engine *e, const struct nib_sampling *s, const struct nib_past *h, int32_t position, int32_t i,
-                             struct nib_error *err)
+static enum nib_status guess(struct nib_engine *e, const struct nib_sampling *s, const struct nib_past *h,
+                             int32_t position, int32_t i, struct nib_error *err)
 {
     struct nib_drafts *d = &e->drafts;
     const int32_t vocab = e->model->config.vocab;
@@ -53,8 +54,8 @@ static enum nib_status guess(struct nib_engine *e, const struct nib_sampling *s,
     return NIB_OK;
 }
 
-enum nib_status nib_draft_propose(struct nib_engine *e, struct nib_seq *seq, const struct nib_sampling *s, const struct nib_past *h,
-                                  int32_t token, int32_t *k, struct nib_error *err)
+enum nib_status nib_draft_propose(struct nib_engine *e, struct nib_seq *seq, const struct nib_sampling *s,
+                                  const struct nib_past *h, int32_t token, int32_t *k, struct nib_error *err)
 {
     struct nib_drafts *d = &e->drafts;
     const int32_t position = seq->state.length + 1;
@@ -75,8 +76,8 @@ enum nib_status nib_draft_propose(struct nib_engine *e, struct nib_seq *seq, con
     return NIB_OK;
 }
 
-static enum nib_status verify_greedy(struct nib_engine *e, const struct nib_sampling *s, struct nib_past *h, int32_t position,
-                                     int32_t k, struct nib_verdict *v, struct nib_error *err)
+static enum nib_status verify_greedy(struct nib_engine *e, const struct nib_sampling *s, struct nib_past *h,
+                                     int32_t position, int32_t k, struct nib_verdict *v, struct nib_error *err)
 {
     int32_t token[NIB_DRAFTS_MAX + 1];
     float logprob[NIB_DRAFTS_MAX + 1];
@@ -111,8 +112,8 @@ static int32_t draw_residual(double *p, const double *q, int32_t token, int32_t 
     return nib_distribution_draw(p, vocab, uniform);
 }
 
-static enum nib_status verify_sampled(struct nib_engine *e, const struct nib_sampling *s, struct nib_past *h, int32_t position,
-                                      int32_t k, struct nib_verdict *v, struct nib_error *err)
+static enum nib_status verify_sampled(struct nib_engine *e, const struct nib_sampling *s, struct nib_past *h,
+                                      int32_t position, int32_t k, struct nib_verdict *v, struct nib_error *err)
 {
     struct nib_drafts *d = &e->drafts;
     const int32_t vocab = e->model->config.vocab;
@@ -139,8 +140,8 @@ static enum nib_status verify_sampled(struct nib_engine *e, const struct nib_sam
     return nib_draw_rows(e, s, h, k, 1, position + k, &v->next, &v->next_logprob, err);
 }
 
-enum nib_status nib_draft_verify(struct nib_engine *e, const struct nib_sampling *s, struct nib_past *h, int32_t position, int32_t k,
-                                 struct nib_verdict *out, struct nib_error *err)
+enum nib_status nib_draft_verify(struct nib_engine *e, const struct nib_sampling *s, struct nib_past *h,
+                                 int32_t position, int32_t k, struct nib_verdict *out, struct nib_error *err)
 {
     *out = (struct nib_verdict){.n_accepted = 0};
     return (nib_sampling_is_greedy(s) ? verify_greedy : verify_sampled)(e, s, h, position, k, out, err);

@@ -1,5 +1,5 @@
-/* Tokens a second with k drafts = (1 + a0 + a0 a1 + ...) / cost(k), where ai is the share of i-th drafts that were right among those
- * that were reached. The best k wins; without drafts nothing is lost but the MTP block's own row. */
+/* Tokens a second with k drafts = (1 + a0 + a0 a1 + ...) / cost(k), where ai is the share of i-th drafts that were
+ * right among those that were reached. The best k wins; without drafts nothing is lost but the MTP block's own row. */
 #include "engine/draft_auto.h"
 
 #include <stdbool.h>
@@ -11,8 +11,8 @@
 #define FOLLOW 0.1
 /* Drafting must promise this much, so that noise in the clock does not turn it on. */
 #define GAIN 1.03
-/* Plain rounds between tries while drafts do not pay: a try may cost as much as two or three plain rounds, and the gap doubles as
- * long as tries fail, so that all tries together stay below 5 %. */
+/* Plain rounds between tries while drafts do not pay: a try may cost as much as two or three plain rounds, and the gap
+ * doubles as long as tries fail, so that all tries together stay below 5 %. */
 #define PROBE_FIRST 64
 #define PROBE_LAST  1024
 /* Rounds with drafts between measurements of a plain one, whose cost grows with the context. */
@@ -40,8 +40,8 @@ static bool is_known(const struct nib_draft_auto *a, int32_t k)
     return a->n_cost[k] >= N_MEASURE;
 }
 
-/* Share of i-th drafts that come true. One and a half tries of which one was right stand at the start, and deeper drafts that were
- * never reached are taken to be as good as those before them. */
+/* Share of i-th drafts that come true. One and a half tries of which one was right stand at the start, and deeper
+ * drafts that were never reached are taken to be as good as those before them. */
 static double share(const struct nib_draft_auto *a, int32_t i)
 {
     while (i > 0 && a->tried[i] < 1)
@@ -49,7 +49,8 @@ static double share(const struct nib_draft_auto *a, int32_t i)
     return (a->hit[i] + 1) / (a->tried[i] + 1.5);
 }
 
-/* Measured; or continued from the largest known one at half of the rise so far, so that more drafts are tried rather than not. */
+/* Measured; or continued from the largest known one at half of the rise so far, so that more drafts are tried rather
+ * than not. */
 static double cost_of(const struct nib_draft_auto *a, int32_t k)
 {
     int32_t last = k;

@@ -1,4 +1,5 @@
-/* How many tokens to draft, chosen by what steps cost and how many guesses come true. Pure arithmetic on numbers it is given. */
+/* How many tokens to draft, chosen by what steps cost and how many guesses come true. Pure arithmetic on numbers it is
+ * given. */
 #ifndef NIB_DRAFT_AUTO_H
 #define NIB_DRAFT_AUTO_H
 
@@ -28,8 +29,8 @@ int32_t nib_draft_auto_choose(struct nib_draft_auto *a, int32_t limit);
 /* A round drafted k tokens, of which the first n_accepted were right, and took `seconds`. */
 void nib_draft_auto_record(struct nib_draft_auto *a, int32_t k, int32_t n_accepted, double seconds);
 
-/* The same for a round of several texts together: of the i-th drafts, how many were judged (all before them were right), and how many
- * were right. */
+/* The same for a round of several texts together: of the i-th drafts, how many were judged (all before them were
+ * right), and how many were right. */
 struct nib_draft_tally {
     int32_t n_texts, n_judged[NIB_DRAFTS_MAX], n_right[NIB_DRAFTS_MAX];
 };

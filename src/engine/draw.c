@@ -14,8 +14,8 @@ static enum nib_status check_float(const char *name, float v, float low, float h
 {
     if (v <= high && (open_low ? v > low : v >= low)) /* false for NaN */
         return NIB_OK;
-    return nib_error_set(err, NIB_E_ARGUMENT, "%s is %g, wanted %s%g to %g", name, (double)v, open_low ? "above " : "", (double)low,
-                         (double)high);
+    return nib_error_set(err, NIB_E_ARGUMENT, "%s is %g, wanted %s%g to %g", name, (double)v, open_low ? "above " : "",
+                         (double)low, (double)high);
 }
 
 enum nib_status nib_sampling_check(const struct nib_sampling *s, struct nib_error *err)
@@ -67,8 +67,8 @@ struct nib_seen nib_past_seen(const struct nib_past *h)
     return (struct nib_seen){h->e->sample.host_list, h->e->sample.host_list_times, h->n};
 }
 
-static enum nib_status draw(struct nib_engine *e, const struct nib_sampling *s, const struct nib_past *h, int32_t first, int32_t n,
-                            int32_t position, int32_t *token, float *logprob)
+static enum nib_status draw(struct nib_engine *e, const struct nib_sampling *s, const struct nib_past *h, int32_t first,
+                            int32_t n, int32_t position, int32_t *token, float *logprob)
 {
     struct nib_rank *rk = &e->rank;
     struct nib_sample_row row[NIB_DRAFTS_MAX + 1];

@@ -26,8 +26,8 @@ void            nib_past_start(struct nib_past *h, struct nib_engine *e, const s
 void            nib_past_add(struct nib_past *h, int32_t token, bool generated);
 struct nib_seen nib_past_seen(const struct nib_past *h);
 
-/* Draw from rows first .. first+n-1 of work.logits, the first of which stands at `position`; all see the same history. n is at most
- * NIB_DRAFTS_MAX + 1. token[i] is -1 where there is nothing to draw from. */
+/* Draw from rows first .. first+n-1 of work.logits, the first of which stands at `position`; all see the same history.
+ * n is at most NIB_DRAFTS_MAX + 1. token[i] is -1 where there is nothing to draw from. */
 enum nib_status nib_draw_rows(struct nib_engine *e, const struct nib_sampling *s, const struct nib_past *h, int32_t first, int32_t n,
                               int32_t position, int32_t *token, float *logprob, struct nib_error *err);
 

@@ -27,7 +27,8 @@ static enum nib_status sample_init(struct nib_engine *e)
 static enum nib_status step_buffer_init(struct nib_engine *e)
 {
     const struct nib_options *o = &e->options;
-    e->step.n = nib_step_buffer_size(o->n_rows_max, o->n_seqs_max, e->rank.pool.page_stride, e->rank.pool.config.n_rollback);
+    e->step.n = nib_step_buffer_size(o->n_rows_max, o->n_seqs_max, e->rank.pool.page_stride,
+                                     e->rank.pool.config.n_rollback);
     e->step.host = malloc(e->step.n * sizeof *e->step.host);
     e->step.device = e->rank.api->alloc(e->rank.backend, e->step.n * sizeof *e->step.device);
     e->step.state = calloc((size_t)o->n_seqs_max, sizeof *e->step.state);
@@ -53,7 +54,8 @@ static enum nib_status open_parts(struct nib_engine *e, struct nib_error *err)
         .act_quant = o->act_quant, .mtp = o->mtp, .progress = o->progress, .progress_user = o->progress_user}, &rk->weights, err);
 }
 
-/* Where what is free is known exactly, too little of it is said before minutes of loading. Elsewhere the estimate may be wrong. */
+/* Where what is free is known exactly, too little of it is said before minutes of loading. Elsewhere the estimate may
+ * be wrong. */
 static enum nib_status check_memory(const struct nib_model *m, const struct nib_options *o, struct nib_error *err)
 {
     struct nib_memory_plan plan;

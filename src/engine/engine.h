@@ -67,8 +67,8 @@ struct nib_seq {
     uint64_t             stamp; /* of the last batch it was in */
 };
 
-/* A model of a configuration and the tensors it needs, called `dir` in what it says. The checkpoint becomes the model's unless this
- * fails. */
+/* A model of a configuration and the tensors it needs, called `dir` in what it says. The checkpoint becomes the model's
+ * unless this fails. */
 enum nib_status nib_model_make(const char *dir, const struct nib_config *config, struct nib_checkpoint *checkpoint,
                                struct nib_model **out, struct nib_error *err);
 
@@ -85,16 +85,19 @@ int32_t                   nib_logits_rows(const struct nib_options *o); /* that 
 size_t nib_step_buffer_size(int32_t n_rows_max, int32_t n_seqs_max, int32_t page_stride, int32_t n_rollback);
 
 /* Tell that the backend failed to `what`, or what an observer found. */
-enum nib_status nib_engine_failed(struct nib_engine *e, enum nib_status status, const char *what, struct nib_error *err);
+enum nib_status nib_engine_failed(struct nib_engine *e, enum nib_status status, const char *what,
+                                  struct nib_error *err);
 
-/* nib_step() in two halves, so that a sampler can read the logits where they are: run leaves streams in the work buffers and
- * advances the sequences; logits fills work.logits for rows [first, first + n) of the batch's logits_row. */
+/* nib_step() in two halves, so that a sampler can read the logits where they are: run leaves streams in the work
+ * buffers and advances the sequences; logits fills work.logits for rows [first, first + n) of the batch's
+ * logits_row. */
 enum nib_status nib_step_run(struct nib_engine *e, const struct nib_batch *b, bool mtp, struct nib_error *err);
 enum nib_status nib_step_logits(struct nib_engine *e, int32_t first, int32_t n, bool mtp);
 
-/* Chains of MTP rows behind the ends of n sequences: row i of each, with the token at position length + i. Its logits, a guess at the
- * next token, go to row r of work.logits. i = 0 starts from the trunk's streams, the others from the call before, which must follow at
- * once; a chain may end before others do. The positions must be reserved. Changes nothing that the next step does not overwrite. */
+/* Chains of MTP rows behind the ends of n sequences: row i of each, with the token at position length + i. Its logits,
+ * a guess at the next token, go to row r of work.logits. i = 0 starts from the trunk's streams, the others from the
+ * call before, which must follow at once; a chain may end before others do. The positions must be reserved. Changes
+ * nothing that the next step does not overwrite. */
 struct nib_draft_row {
     const struct nib_seq *seq;
     int32_t               token;

@@ -12,8 +12,8 @@ static double seconds(void)
 }
 
 /* Append tokens; the logits of the last n_logits are left in the work buffer. */
-static enum nib_status feed(struct nib_engine *e, struct nib_seq *seq, const int32_t *token, int32_t n, int32_t n_logits,
-                            struct nib_error *err)
+static enum nib_status feed(struct nib_engine *e, struct nib_seq *seq, const int32_t *token, int32_t n,
+                            int32_t n_logits, struct nib_error *err)
 {
     const int32_t start[2] = {0, n};
     int32_t row[NIB_DRAFTS_MAX + 1];
@@ -35,7 +35,8 @@ static enum nib_status prefill(struct nib_engine *e, const struct nib_generate_a
         const int32_t n = a->n_prompt - i < chunk ? a->n_prompt - i : chunk;
         NIB_TRY(feed(e, a->seq, a->prompt + i, n, i + n == a->n_prompt ? 1 : 0, err));
         if (a->on_prefill && !a->on_prefill(a->user, i + n, a->n_prompt))
-            return nib_error_set(err, NIB_E_CANCELLED, "prefill was cancelled after %" PRId32 " of %" PRId32 " tokens", i + n, a->n_prompt);
+            return nib_error_set(err, NIB_E_CANCELLED, "prefill was cancelled after %" PRId32 " of %" PRId32 " tokens",
+                                 i + n, a->n_prompt);
     }
     return NIB_OK;
 }
@@ -52,8 +53,8 @@ static enum nib_status check_ids(const struct nib_engine *e, const char *what, c
 {
     for (int32_t i = 0; i < n; i++)
         if (id[i] < 0 || id[i] >= e->model->config.vocab)
-            return nib_error_set(err, NIB_E_ARGUMENT, "%s %" PRId32 " is %" PRId32 ", wanted 0 to %" PRId32, what, i, id[i],
-                                 e->model->config.vocab - 1);
+            return nib_error_set(err, NIB_E_ARGUMENT, "%s %" PRId32 " is %" PRId32 ", wanted 0 to %" PRId32, what, i,
+                                 id[i], e->model->config.vocab - 1);
     return NIB_OK;
 }
 
@@ -68,8 +69,8 @@ static enum nib_status check_args(struct nib_engine *e, const struct nib_generat
     if (a->n_before < 0)
         return nib_error_set(err, NIB_E_ARGUMENT, "n_before is %" PRId32 ", wanted at least 0", a->n_before);
     if (a->n_drafts != NIB_DRAFTS_AUTO && (a->n_drafts < 0 || a->n_drafts > e->options.n_drafts))
-        return nib_error_set(err, NIB_E_ARGUMENT, "n_drafts is %" PRId32 ", wanted 0 to %" PRId32 ", the engine's own", a->n_drafts,
-                             e->options.n_drafts);
+        return nib_error_set(err, NIB_E_ARGUMENT, "n_drafts is %" PRId32 ", wanted 0 to %" PRId32 ", the engine's own",
+                             a->n_drafts, e->options.n_drafts);
     const int32_t free_tokens = e->options.n_ctx - a->seq->state.length;
     if (a->n_prompt > free_tokens)
         return nib_error_set(err, NIB_E_LIMIT, "the prompt is %" PRId32 " tokens and the sequence holds %" PRId32
@@ -104,8 +105,8 @@ static void emit(struct run *g, int32_t token, float logprob, int32_t length)
     g->ended = true;
 }
 
-/* Drafts for the next step, with pages reserved for them: no more than the context, the rows of a step and the tokens still
- * wanted have room for. */
+/* Drafts for the next step, with pages reserved for them: no more than the context, the rows of a step and the tokens
+ * still wanted have room for. */
 static int32_t n_drafts(const struct run *g)
 {
     const struct nib_options *o = &g->e->options;
@@ -122,7 +123,8 @@ static int32_t n_drafts(const struct run *g)
     return limit > 0 && nib_pool_reserve(&g->e->rank.pool, &state, &n, 1) == NIB_OK ? limit : 0;
 }
 
-/* Guess *k tokens behind `token` and run all of them through the trunk. The sequence then holds them, right or wrong. */
+/* Guess *k tokens behind `token` and run all of them through the trunk. The sequence then holds them, right or
+ * wrong. */
 static enum nib_status step_with_drafts(struct run *g, int32_t token, int32_t *k, struct nib_verdict *v, struct nib_error *err)
 {
     struct nib_engine *e = g->e;
@@ -144,8 +146,8 @@ static enum nib_status step_with_drafts(struct run *g, int32_t token, int32_t *k
     return status;
 }
 
-/* Hand out the accepted drafts up to one that ends the text, and drop the others from the sequence. As without drafts, a token that
- * ends the text is not kept in the sequence. */
+/* Hand out the accepted drafts up to one that ends the text, and drop the others from the sequence. As without drafts,
+ * a token that ends the text is not kept in the sequence. */
 static enum nib_status take_drafts(struct run *g, int32_t k, const struct nib_verdict *v, struct nib_error *err)
 {
     struct nib_seq *seq = g->a->seq;
@@ -183,7 +185,8 @@ static enum nib_status decode(struct run *g, struct nib_error *err)
             NIB_TRY(step_with_drafts(g, token, &k, &v, err));
         } else {
             NIB_TRY(feed(e, seq, &token, 1, 1, err));
-            NIB_TRY(nib_draw_rows(e, &g->a->sampling, &g->past, 0, 1, seq->state.length, &v.next, &v.next_logprob, err));
+            NIB_TRY(nib_draw_rows(e, &g->a->sampling, &g->past, 0, 1, seq->state.length, &v.next, &v.next_logprob,
+                                  err));
         }
         g->r->n_steps++;
         nib_draft_auto_record(&e->drafts.chooser, k, v.n_accepted, seconds() - start);

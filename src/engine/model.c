@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Weights of one source that a decoded token multiplies: all of a matrix, but only top_k of the experts, and one embedding row. */
+/* Weights of one source that a decoded token multiplies: all of a matrix, but only top_k of the experts, and one
+ * embedding row. */
 static double share_used(const struct nib_source *s, const struct nib_config *c)
 {
     if (nib_source_kind(s) == NIB_FIELD_EXPERTS)

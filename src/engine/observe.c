@@ -6,8 +6,8 @@
 #include <string.h>
 #include <time.h>
 
-/* An op knows its stream and nothing else, so observers are found by it. Opening and closing are rare; looking up takes the lock for a
- * few nanoseconds. */
+/* An op knows its stream and nothing else, so observers are found by it. Opening and closing are rare; looking up takes
+ * the lock for a few nanoseconds. */
 static pthread_mutex_t      g_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct nib_observer *g_observers;
 
@@ -89,7 +89,8 @@ static enum nib_status observe(struct nib_stream *s, enum nib_op op, const void 
     if (o->shadow) {
         copies = nib_shadow_args(o, op, args, &mine);
         if (!copies)
-            return nib_error_set(&o->engine->op_error, NIB_E_MEMORY, "no memory to compare op '%s' with ref", nib_op_name(op));
+            return nib_error_set(&o->engine->op_error, NIB_E_MEMORY, "no memory to compare op '%s' with ref",
+                                 nib_op_name(op));
     }
     const double start = seconds();
     NIB_TRY(nib_op_call(o->inner, op, s, mine));

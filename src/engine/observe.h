@@ -1,10 +1,10 @@
-/* Watching the ops of an engine from between the forward pass and its backend: rank.ops is replaced by a table that looks at every op's
- * arguments and results and calls the real one. No line of the forward pass knows of it, and an engine that is not watched pays
- * nothing.
+/* Watching the ops of an engine from between the forward pass and its backend: rank.ops is replaced by a table that
+ * looks at every op's arguments and results and calls the real one. No line of the forward pass knows of it, and an
+ * engine that is not watched pays nothing.
  *
- * options.trace writes a line of JSON for every op (observe_trace.c). options.compare runs every op on `ref` too, on copies of the same
- * inputs, and stops at the first result that is further away than the op's arithmetic allows (observe_shadow.c makes the copies,
- * observe_bounds.c says how far that is). */
+ * options.trace writes a line of JSON for every op (observe_trace.c). options.compare runs every op on `ref` too, on
+ * copies of the same inputs, and stops at the first result that is further away than the op's arithmetic allows
+ * (observe_shadow.c makes the copies, observe_bounds.c says how far that is). */
 #ifndef NIB_OBSERVE_H
 #define NIB_OBSERVE_H
 
@@ -109,20 +109,21 @@ struct nib_shadow {
 enum nib_status nib_shadow_open(struct nib_observer *o, struct nib_error *err);
 void            nib_shadow_close(struct nib_observer *o);
 
-/* Copies of an op's arguments on ref, taken before it runs, in the observer's arena. NULL: no memory. *mine becomes the arguments to
- * call the engine's op with: the same, or with optional results added. */
+/* Copies of an op's arguments on ref, taken before it runs, in the observer's arena. NULL: no memory. *mine becomes the
+ * arguments to call the engine's op with: the same, or with optional results added. */
 void *nib_shadow_args(struct nib_observer *o, enum nib_op op, const void *args, const void **mine);
 
 const struct nib_pair *nib_shadow_find(const struct nib_shadow *s, const void *from, bool by_to);
 /* Euclidean norms of a weight's rows; NULL: no memory. */
 const float *nib_shadow_row_norms(struct nib_shadow *s, const struct nib_weight *on_ref);
 
-/* Run the op on ref and hold `got`, the results of the engine's, to it. args: the copies; mine: what the engine's op was called with.
- * The engine's error text is set on failure. */
+/* Run the op on ref and hold `got`, the results of the engine's, to it. args: the copies; mine: what the engine's op
+ * was called with. The engine's error text is set on failure. */
 enum nib_status nib_compare_op(struct nib_observer *o, enum nib_op op, const void *args, const void *mine);
 
-/* How far results may be from ref's, by value: bound[k][row * cols + col] for each of the n results. ref: ref's results. False: no
- * memory. */
-bool nib_op_bounds(struct nib_observer *o, enum nib_op op, const void *args, const struct nib_values *ref, int32_t n, double **bound);
+/* How far results may be from ref's, by value: bound[k][row * cols + col] for each of the n results. ref: ref's
+ * results. False: no memory. */
+bool nib_op_bounds(struct nib_observer *o, enum nib_op op, const void *args, const struct nib_values *ref, int32_t n,
+                   double **bound);
 
 #endif

@@ -38,8 +38,8 @@ static bool holds(const float *list, int32_t n, float id)
 }
 
 /* Ids that only one side chose count if their scores are further apart than the scores' own error. */
-static void look_chosen(struct worst *w, const struct nib_values *got, const struct nib_values *ref, int32_t result, int32_t row,
-                        int32_t n, const float *score, double error)
+static void look_chosen(struct worst *w, const struct nib_values *got, const struct nib_values *ref, int32_t result,
+                        int32_t row, int32_t n, const float *score, double error)
 {
     const float *g = got->value + (size_t)row * (size_t)got->cols, *f = ref->value + (size_t)row * (size_t)ref->cols;
     double least = INFINITY;
@@ -63,8 +63,9 @@ static double norm_of_mat_row(const struct nib_mat *m, int32_t row, int32_t firs
     return sqrt(sum);
 }
 
-/* Entries: a score is a sum over heads of weight * dot(q, key). Keys are no longer than sqrt(dim) times their largest norm weight, which
- * is not known here; the largest score seen stands for weight * |q| |key|, with what a flipped FP4 code of q adds, a sixth. */
+/* Entries: a score is a sum over heads of weight * dot(q, key). Keys are no longer than sqrt(dim) times their largest
+ * norm weight, which is not known here; the largest score seen stands for weight * |q| |key|, with what a flipped FP4
+ * code of q adds, a sixth. */
 static void look_selected(struct worst *w, const struct nib_values *got, const struct nib_values *ref, const struct nib_index_select_args *a)
 {
     const bool coarse = a->keys.format == NIB_ROW_FP4 || a->q.dtype == NIB_DTYPE_BF16;
@@ -76,14 +77,15 @@ static void look_selected(struct worst *w, const struct nib_values *got, const s
             *w = (struct worst){true, 1, r, 0, (double)got[1].value[r], (double)ref[1].value[r], 0};
         for (int32_t i = 0; i < visible; i++)
             most = fmax(most, fabs((double)score[i]));
-        look_chosen(w, &got[0], &ref[0], 0, r, n, score, most * (coarse ? 1.0 / 64 : (a->dim / 16.0 + 8) * 64 * 0x1p-24) + 1e-30);
+        look_chosen(w, &got[0], &ref[0], 0, r, n, score,
+                    most * (coarse ? 1.0 / 64 : (a->dim / 16.0 + 8) * 64 * 0x1p-24) + 1e-30);
     }
 }
 
-/* Experts by hash are given. Scored ones: sqrt(softplus(z)) + bias has a slope of at most a half. *near: rows where the sides may
- * differ by right. */
-static bool look_routed(struct nib_observer *o, struct worst *w, const struct nib_values *got, const struct nib_values *ref,
-                        const struct nib_moe_args *a, bool *near)
+/* Experts by hash are given. Scored ones: sqrt(softplus(z)) + bias has a slope of at most a half. *near: rows where the
+ * sides may differ by right. */
+static bool look_routed(struct nib_observer *o, struct worst *w, const struct nib_values *got,
+                        const struct nib_values *ref, const struct nib_moe_args *a, bool *near)
 {
     const int32_t n_experts = a->n_experts;
     const float *norm = nib_shadow_row_norms(o->shadow, a->router);
@@ -158,8 +160,8 @@ static enum nib_status tell(struct nib_observer *o, enum nib_op op, const struct
                          o->engine->rank.api->name, w->ref, w->bound);
 }
 
-static bool look_all(struct nib_observer *o, enum nib_op op, const void *args, struct nib_values *got, const struct nib_values *ref,
-                     int32_t n, double **bound, struct worst *w)
+static bool look_all(struct nib_observer *o, enum nib_op op, const void *args, struct nib_values *got,
+                     const struct nib_values *ref, int32_t n, double **bound, struct worst *w)
 {
     bool *near = NULL;
     if (op == NIB_OP_INDEX_SELECT) {
@@ -194,10 +196,12 @@ enum nib_status nib_compare_op(struct nib_observer *o, enum nib_op op, const voi
     const int32_t n = nib_op_results(&engine, op, mine, got), n_ref = nib_op_results(&ref_reader, op, args, ref);
     bool ok = n >= 0 && n == n_ref && (!in_place || mag);
     for (int32_t k = 0; ok && k < n; k++) {
-        bound[k] = in_place ? mag : nib_arena_array(&o->arena, (size_t)ref[k].rows * (size_t)ref[k].cols + 1, sizeof **bound);
+        bound[k] = in_place ? mag : nib_arena_array(&o->arena, (size_t)ref[k].rows * (size_t)ref[k].cols + 1,
+                                                    sizeof **bound);
         ok = bound[k] != NULL;
     }
     if (!ok || !look_all(o, op, args, got, ref, n, bound, &w))
-        return nib_error_set(&o->engine->op_error, NIB_E_MEMORY, "no memory to compare op '%s' with ref", nib_op_name(op));
+        return nib_error_set(&o->engine->op_error, NIB_E_MEMORY, "no memory to compare op '%s' with ref",
+                             nib_op_name(op));
     return w.found ? tell(o, op, &w, ref) : NIB_OK;
 }

@@ -1,5 +1,5 @@
-/* The second opinion: the model's weights on ref, and an op's inputs copied there. Pages and slots are copied as far as the step's
- * sequences hold them, under new numbers, so a shadow needs no pool of its own. */
+/* The second opinion: the model's weights on ref, and an op's inputs copied there. Pages and slots are copied as far as
+ * the step's sequences hold them, under new numbers, so a shadow needs no pool of its own. */
 #include "engine/observe.h"
 
 #include <inttypes.h>
@@ -207,7 +207,8 @@ static struct nib_rope rope(struct copier *c, struct nib_rope r)
     return r;
 }
 
-/* A step's rows with pages and slots numbered anew from 0: of page i of sequence s, s * page_stride + i; slot s. from: the old ones. */
+/* A step's rows with pages and slots numbered anew from 0: of page i of sequence s, s * page_stride + i; slot s. from:
+ * the old ones. */
 struct rows {
     struct nib_rows rows;
     const int32_t  *window_from, *entry_from, *slot_from;
@@ -255,7 +256,8 @@ static struct nib_store store(struct copier *c, struct nib_store st, const int32
     c->failed = c->failed || !to;
     for (size_t i = 0; !c->failed && i < n; i++)
         if (from[i] >= 0)
-            c->failed = rd->api->download(rd->stream, to + i * bytes, st.base + (size_t)from[i] * bytes, bytes) != NIB_OK;
+            c->failed = rd->api->download(rd->stream, to + i * bytes, st.base + (size_t)from[i] * bytes,
+                                          bytes) != NIB_OK;
     st.base = to;
     return st;
 }
@@ -266,7 +268,8 @@ static float *slots(struct copier *c, const float *base, int64_t stride, const s
     float *to = nib_arena_alloc(c->r.arena, n * bytes + 1);
     c->failed = c->failed || !to;
     for (size_t i = 0; !c->failed && i < n; i++)
-        c->failed = c->r.api->download(c->r.stream, to + i * (size_t)stride, base + r->slot_from[i] * stride, bytes) != NIB_OK;
+        c->failed = c->r.api->download(c->r.stream, to + i * (size_t)stride, base + r->slot_from[i] * stride,
+                                       bytes) != NIB_OK;
     return to;
 }
 

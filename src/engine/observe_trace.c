@@ -12,7 +12,8 @@ enum nib_status nib_trace_open(struct nib_observer *o, const char *path, struct 
 {
     char text[128];
     o->trace = fopen(path, "w");
-    return o->trace ? NIB_OK : nib_error_set(err, NIB_E_IO, "%s: cannot write: %s", path, nib_errno_text(errno, text, sizeof text));
+    return o->trace ? NIB_OK : nib_error_set(err, NIB_E_IO, "%s: cannot write: %s", path,
+                                             nib_errno_text(errno, text, sizeof text));
 }
 
 void nib_trace_close(struct nib_observer *o)
@@ -82,8 +83,8 @@ enum nib_status nib_trace_op(struct nib_observer *o, enum nib_op op, const void 
     FILE *f = o->trace;
     const int32_t n = nib_op_results(&r, op, args, v);
     if (n < 0)
-        return nib_error_set(&o->engine->op_error, NIB_E_MEMORY, "the results of op '%s' could not be read for the trace",
-                             nib_op_name(op));
+        return nib_error_set(&o->engine->op_error, NIB_E_MEMORY,
+                             "the results of op '%s' could not be read for the trace", nib_op_name(op));
     (void)fprintf(f, "{\"step\": %" PRIu64 ", \"n\": %" PRIu64 ", \"layer\": %" PRId32 ", \"part\": \"%s\", \"op\": \"%s\", "
                      "\"rows\": %" PRId32 ", \"us\": %.1f",
                   o->step, o->n_ops, o->layer, o->part, nib_op_name(op), nib_op_rows(op, args), 1e6 * seconds);

@@ -18,7 +18,8 @@ static enum nib_status check_range(const char *name, int64_t found, int64_t low,
 {
     if (found >= low && found <= high)
         return NIB_OK;
-    return nib_error_set(err, NIB_E_ARGUMENT, "%s is %" PRId64 ", wanted %" PRId64 " to %" PRId64, name, found, low, high);
+    return nib_error_set(err, NIB_E_ARGUMENT, "%s is %" PRId64 ", wanted %" PRId64 " to %" PRId64, name, found, low,
+                         high);
 }
 
 /* The release is one fixed set of roundings. A caller that left kv and act_quant at their defaults gets them. */
@@ -30,7 +31,8 @@ static enum nib_status resolve_numerics(struct nib_options *o, struct nib_error 
         return NIB_OK;
     }
     if (o->act_quant != NIB_ACT_QUANT_AUTO && o->act_quant != NIB_ACT_QUANT_FP8)
-        return nib_error_set(err, NIB_E_ARGUMENT, "release numerics quantise activations to fp8; another act_quant was asked for");
+        return nib_error_set(err, NIB_E_ARGUMENT,
+                             "release numerics quantise activations to fp8; another act_quant was asked for");
     if (o->kv != NIB_KV_BF16 && o->kv != NIB_KV_FP8)
         return nib_error_set(err, NIB_E_ARGUMENT, "release numerics keep KV rows in fp8; another kv was asked for");
     o->act_quant = NIB_ACT_QUANT_FP8;
@@ -56,7 +58,8 @@ enum nib_status nib_options_resolve(const struct nib_model *m, const struct nib_
     if (out->backend && strcmp(out->backend, "auto") == 0)
         out->backend = best_backend();
     if (!out->backend || !nib_backend_find(out->backend))
-        return nib_error_set(err, NIB_E_ARGUMENT, "backend '%s' is not in this build", out->backend ? out->backend : "(none)");
+        return nib_error_set(err, NIB_E_ARGUMENT, "backend '%s' is not in this build",
+                             out->backend ? out->backend : "(none)");
     if (out->n_ctx == 0)
         out->n_ctx = m->config.n_ctx_max < N_CTX_DEFAULT ? m->config.n_ctx_max : N_CTX_DEFAULT;
     NIB_TRY(check_range("n_ctx", out->n_ctx, 1, m->config.n_ctx_max, err));

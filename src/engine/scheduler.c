@@ -127,7 +127,8 @@ static enum nib_status check_ids(const char *name, const int32_t *id, int32_t n,
 {
     for (int32_t i = 0; i < n; i++)
         if (id[i] < 0 || id[i] >= vocab)
-            return nib_error_set(err, NIB_E_ARGUMENT, "%s %" PRId32 " is %" PRId32 ", wanted 0 to %" PRId32, name, i, id[i], vocab - 1);
+            return nib_error_set(err, NIB_E_ARGUMENT, "%s %" PRId32 " is %" PRId32 ", wanted 0 to %" PRId32, name, i,
+                                 id[i], vocab - 1);
     return NIB_OK;
 }
 
@@ -146,7 +147,8 @@ static enum nib_status check_args(const struct nib_server *s, const struct nib_r
     for (int32_t i = 0; i < a->n_bias; i++) {
         NIB_TRY(check_ids("biased id", &a->bias[i].id, 1, vocab, err));
         if (!(a->bias[i].bias < INFINITY))
-            return nib_error_set(err, NIB_E_ARGUMENT, "the bias of id %" PRId32 " is not a number below infinity", a->bias[i].id);
+            return nib_error_set(err, NIB_E_ARGUMENT, "the bias of id %" PRId32 " is not a number below infinity",
+                                 a->bias[i].id);
     }
     NIB_TRY(check_ids("stop id", a->stop_id, a->n_stop, vocab, err));
     NIB_TRY(check_ids("allowed id", a->allowed, a->n_allowed, vocab, err));
@@ -264,8 +266,8 @@ static enum nib_status check_options(const struct nib_engine *e, const struct ni
     if (o->n_waiting_max < 1 || o->n_prefill_max < 1)
         return nib_error_set(err, NIB_E_ARGUMENT, "n_waiting_max and n_prefill_max must be at least 1");
     if (o->n_drafts != NIB_DRAFTS_AUTO && (o->n_drafts < 0 || o->n_drafts > eo->n_drafts))
-        return nib_error_set(err, NIB_E_ARGUMENT, "n_drafts is %" PRId32 ", wanted 0 to %" PRId32 ", the engine's own", o->n_drafts,
-                             eo->n_drafts);
+        return nib_error_set(err, NIB_E_ARGUMENT, "n_drafts is %" PRId32 ", wanted 0 to %" PRId32 ", the engine's own",
+                             o->n_drafts, eo->n_drafts);
     return NIB_OK;
 }
 

@@ -1,7 +1,8 @@
-/* Inside a nib_server. The server's thread owns everything but the inbox, the flags and the published numbers, which `lock` guards.
+/* Inside a nib_server. The server's thread owns everything but the inbox, the flags and the published numbers, which
+ * `lock` guards.
  *
- * scheduler.c: the API and the thread. scheduler_batch.c: who runs, and with how many rows. scheduler_draft.c: tokens guessed ahead.
- * scheduler_sample.c: the next tokens. */
+ * scheduler.c: the API and the thread. scheduler_batch.c: who runs, and with how many rows. scheduler_draft.c: tokens
+ * guessed ahead. scheduler_sample.c: the next tokens. */
 #ifndef NIB_SCHEDULER_H
 #define NIB_SCHEDULER_H
 
@@ -66,7 +67,8 @@ struct nib_server {
     bool                       crowded; /* someone was preempted: no one comes in before someone ends */
     struct nib_prefix          prefix;
     struct nib_server_stats    stats;
-    double                     decode_s, row_s; /* usual length of steps without prompts; what a prompt row adds; 0: not known */
+    double                     decode_s, row_s; /* usual length of steps without prompts; what a prompt row adds; 0: not
+                                                   known */
     int32_t                    n_prefill_now; /* prompt rows of a step in which others decode */
     /* A step's batch, host memory sized at open. */
     int32_t                   *token, *seq_start, *logits_row;
@@ -87,23 +89,27 @@ struct nib_server {
 
 double nib_server_now(void); /* seconds, monotonic */
 
-/* One round: who was cancelled goes, who fits comes in, one step runs, every finished row gives a token. False if there was nothing to run. */
+/* One round: who was cancelled goes, who fits comes in, one step runs, every finished row gives a token. False if there
+ * was nothing to run. */
 bool nib_server_round(struct nib_server *s);
 
-/* Guess what follows each request that decodes, n_drafts tokens of it into draft[], their positions reserved. Failing only means fewer
- * guesses. A guess is the MTP block's distribution drawn from with the random number that the trunk's will be drawn from with, and is right
- * if the trunk's draw is the same token. So what a request gets does not depend on drafts at all: not on how many, not on who else runs. */
+/* Guess what follows each request that decodes, n_drafts tokens of it into draft[], their positions reserved. Failing
+ * only means fewer guesses. A guess is the MTP block's distribution drawn from with the random number that the trunk's
+ * will be drawn from with, and is right if the trunk's draw is the same token. So what a request gets does not depend
+ * on drafts at all: not on how many, not on who else runs. */
 void nib_server_draft(struct nib_server *s);
 
 /* What the step took, for choosing the next number of drafts. is_pure: no prompt was in it. */
 void nib_server_draft_learn(struct nib_server *s, bool is_pure, double seconds);
 
-/* Draw tokens for the first n rows of the last step's logits, request sampled[i] each, as far as that needs nothing of what is drawn before
- * them; nib_server_token gives them, or draws one now, in the request's present state. *id is -1 where nothing can be drawn. */
+/* Draw tokens for the first n rows of the last step's logits, request sampled[i] each, as far as that needs nothing of
+ * what is drawn before them; nib_server_token gives them, or draws one now, in the request's present state. *id is -1
+ * where nothing can be drawn. */
 enum nib_status nib_server_sample(struct nib_server *s, int32_t n);
 enum nib_status nib_server_token(struct nib_server *s, struct nib_request *r, int32_t row, int32_t *id, float *logprob);
 
-/* A guess at token `ahead` of each of the first n rows of the MTP block's logits, request sampled[i] each, into host_token. */
+/* A guess at token `ahead` of each of the first n rows of the MTP block's logits, request sampled[i] each, into
+ * host_token. */
 enum nib_status nib_server_guess(struct nib_server *s, int32_t n, int32_t ahead);
 
 /* The likeliest n tokens of a row of the last step's logits. */

@@ -1,11 +1,12 @@
 /* Who runs, and with how many rows.
  *
- * Every running request that has all of its tokens but one in its sequence decodes: one row in every step. The rows left for prompts are
- * shared evenly, so that a short prompt does not wait behind a long one. Where requests decode, prompts get only as many rows as keep a step
- * from taking much longer than usual.
+ * Every running request that has all of its tokens but one in its sequence decodes: one row in every step. The rows
+ * left for prompts are shared evenly, so that a short prompt does not wait behind a long one. Where requests decode,
+ * prompts get only as many rows as keep a step from taking much longer than usual.
  *
- * When no KV page is free, kept beginnings go first, then the youngest running request: it keeps its tokens, gives up its sequence and waits
- * at the front; its tokens are read again later (from a kept beginning, if there still is one), which gives the same bits. */
+ * When no KV page is free, kept beginnings go first, then the youngest running request: it keeps its tokens, gives up
+ * its sequence and waits at the front; its tokens are read again later (from a kept beginning, if there still is one),
+ * which gives the same bits. */
 #include "engine/scheduler.h"
 
 #include <string.h>
@@ -152,7 +153,8 @@ static void admit_waiting(struct nib_server *s)
 
 /* ---- Rows ---- */
 
-/* Rows of a prompt end where its beginning will be kept: at its last page border, where it leaves what is known, and every so often. */
+/* Rows of a prompt end where its beginning will be kept: at its last page border, where it leaves what is known, and
+ * every so often. */
 static int32_t next_border(const struct nib_request *r)
 {
     const int32_t length = nib_seq_length(r->seq);
@@ -174,7 +176,8 @@ static int32_t prompt_rows_allowed(const struct nib_server *s, int32_t n_decode_
     return n < room ? n : room;
 }
 
-/* Rows for everyone into n_rows; returns how many for prompts. Smallest prompts first, each at most an even share of what is left. */
+/* Rows for everyone into n_rows; returns how many for prompts. Smallest prompts first, each at most an even share of
+ * what is left. */
 static int32_t share_rows(struct nib_server *s)
 {
     int32_t n_prompts = 0, n_decode_rows = 0;
@@ -262,8 +265,8 @@ static double average(double before, double now)
     return before == 0 ? now : 0.8 * before + 0.2 * now;
 }
 
-/* What a step without prompts takes, and what a prompt row adds. From both follows how many rows keep a step with prompts from taking much
- * longer than one without. */
+/* What a step without prompts takes, and what a prompt row adds. From both follows how many rows keep a step with
+ * prompts from taking much longer than one without. */
 static void pace(struct nib_server *s, double seconds, int32_t n_rows, int32_t n_prompt_rows)
 {
     if (n_prompt_rows == 0) {
@@ -278,7 +281,8 @@ static void pace(struct nib_server *s, double seconds, int32_t n_rows, int32_t n
     s->n_prefill_now = rows < ROWS_AT_LEAST ? ROWS_AT_LEAST : rows < s->options.n_prefill_max ? (int32_t)rows : s->options.n_prefill_max;
 }
 
-/* A sequence that stands at a page border is kept if a prompt ends there, or if it is the last one of what is being generated. */
+/* A sequence that stands at a page border is kept if a prompt ends there, or if it is the last one of what is being
+ * generated. */
 static void keep_beginning(struct nib_server *s, struct nib_request *r)
 {
     const int32_t length = nib_seq_length(r->seq);

@@ -1,7 +1,7 @@
 /* Drafts inside batches: how many, and the passes of the MTP block that make them, one for all requests that decode.
  *
- * A request's rows never cross a page border, so that sequences stand at borders, where beginnings are kept, and a draft never needs a page
- * that its step would not need without it. */
+ * A request's rows never cross a page border, so that sequences stand at borders, where beginnings are kept, and a
+ * draft never needs a page that its step would not need without it. */
 #include "engine/scheduler.h"
 
 static int32_t least(int32_t a, int32_t b)

@@ -1,5 +1,6 @@
-/* Next tokens for the rows of a step. Rows without history or edits are drawn together on the device; the others one by one as their turn
- * comes, since each depends on the token before, their logits edited on the host where tokens are banned, biased or prescribed. */
+/* Next tokens for the rows of a step. Rows without history or edits are drawn together on the device; the others one by
+ * one as their turn comes, since each depends on the token before, their logits edited on the host where tokens are
+ * banned, biased or prescribed. */
 #include "engine/random.h"
 #include "engine/scheduler.h"
 
@@ -33,8 +34,8 @@ static bool stands_alone(const struct nib_request *r)
     return r->history.n > 0 || is_edited(r);
 }
 
-/* Of request r, `ahead` tokens behind its next position: one place a token's number comes from, so that neither scheduling nor drafts can
- * change it. */
+/* Of request r, `ahead` tokens behind its next position: one place a token's number comes from, so that neither
+ * scheduling nor drafts can change it. */
 static struct nib_sample_row row_of(const struct nib_request *r, int32_t ahead)
 {
     const struct nib_sampling *p = &r->args.sampling;
@@ -63,7 +64,8 @@ static enum nib_status draw(struct nib_server *s, int32_t first, int32_t n)
 static enum nib_status download_row(struct nib_server *s, int32_t row)
 {
     struct nib_rank *rk = &s->engine->rank;
-    return rk->api->download(rk->stream, s->logits, logits_at(s, row, 1).data, (size_t)rk->config->vocab * sizeof(float));
+    return rk->api->download(rk->stream, s->logits, logits_at(s, row, 1).data,
+                             (size_t)rk->config->vocab * sizeof(float));
 }
 
 /* Log of the sum of exponentials of the row on the host; NaN or infinite where the row is no distribution. */
@@ -134,8 +136,10 @@ static enum nib_status draw_alone(struct nib_server *s, const struct nib_request
 static enum nib_status download_drawn(struct nib_server *s, int32_t first, int32_t n)
 {
     struct nib_rank *rk = &s->engine->rank;
-    NIB_TRY(rk->api->download(rk->stream, s->host_token + first, s->device_token + first, (size_t)n * sizeof *s->host_token));
-    return rk->api->download(rk->stream, s->host_logprob + first, s->device_logprob + first, (size_t)n * sizeof *s->host_logprob);
+    NIB_TRY(rk->api->download(rk->stream, s->host_token + first, s->device_token + first,
+                              (size_t)n * sizeof *s->host_token));
+    return rk->api->download(rk->stream, s->host_logprob + first, s->device_logprob + first,
+                             (size_t)n * sizeof *s->host_logprob);
 }
 
 enum nib_status nib_server_sample(struct nib_server *s, int32_t n)

@@ -1,6 +1,6 @@
-/* Sequences in files. A header of 88 bytes, then every part of the state (model/state_parts.h) as its rows and a checksum. All sizes
- * follow from the header's numbers, so nothing in the body is trusted for more than its values. Little-endian, as all that nibble
- * runs on. */
+/* Sequences in files. A header of 88 bytes, then every part of the state (model/state_parts.h) as its rows and a
+ * checksum. All sizes follow from the header's numbers, so nothing in the body is trusted for more than its values.
+ * Little-endian, as all that nibble runs on. */
 #include "base/file.h"
 #include "engine/engine.h"
 #include "model/state_parts.h"
@@ -250,8 +250,8 @@ static const char *const k_kv[] = {"f32", "bf16", "fp8", "nvfp4"};
 static const char *const k_act[] = {"auto", "none", "fp8", "nvfp4", "int8"};
 static const char *const k_numerics[] = {"model", "release"};
 
-static enum nib_status check_option(const char *path, const char *name, const char *const *names, int32_t n, int32_t found,
-                                    int32_t wanted, struct nib_error *err)
+static enum nib_status check_option(const char *path, const char *name, const char *const *names, int32_t n,
+                                    int32_t found, int32_t wanted, struct nib_error *err)
 {
     if (found == wanted)
         return NIB_OK;
@@ -266,7 +266,8 @@ static enum nib_status check_header(const struct nib_engine *e, const char *path
     if (memcmp(h->magic, k_magic, sizeof k_magic) != 0)
         return nib_error_set(err, NIB_E_FORMAT, "%s: is not a saved sequence (its first bytes differ)", path);
     if (h->version != FORMAT_VERSION)
-        return nib_error_set(err, NIB_E_UNSUPPORTED, "%s: has format version %" PRIu32 ", wanted %d", path, h->version, FORMAT_VERSION);
+        return nib_error_set(err, NIB_E_UNSUPPORTED, "%s: has format version %" PRIu32 ", wanted %d", path, h->version,
+                             FORMAT_VERSION);
     if (h->checksum != checksum(0, h, offsetof(struct header, checksum)))
         return nib_error_set(err, NIB_E_FORMAT, "%s: the header is damaged (its checksum differs)", path);
     if (h->header_bytes != sizeof *h || h->length < 0 || h->floor < 0 || h->floor > h->length || (h->length > 0 && h->floor < 1))
@@ -279,7 +280,8 @@ static enum nib_status check_header(const struct nib_engine *e, const char *path
     NIB_TRY(check_option(path, "numerics", k_numerics, 2, h->numerics, (int32_t)o->numerics, err));
     NIB_TRY(check_option(path, "mtp", switched, 2, h->mtp, o->mtp, err));
     if (h->length > o->n_ctx)
-        return nib_error_set(err, NIB_E_LIMIT, "%s: holds %" PRId32 " tokens, the context is %" PRId32, path, h->length, o->n_ctx);
+        return nib_error_set(err, NIB_E_LIMIT, "%s: holds %" PRId32 " tokens, the context is %" PRId32, path, h->length,
+                             o->n_ctx);
     return NIB_OK;
 }
 
@@ -289,8 +291,8 @@ static enum nib_status read_failed(const char *path, struct nib_error *err)
 }
 
 /* Rows from `first` on go to the device; the ones before only matter to engines that can cut further back. */
-static enum nib_status read_part(struct nib_engine *e, const struct nib_state_part *part, int32_t first, int fd, const char *path,
-                                 unsigned char *buffer, struct nib_error *err)
+static enum nib_status read_part(struct nib_engine *e, const struct nib_state_part *part, int32_t first, int fd,
+                                 const char *path, unsigned char *buffer, struct nib_error *err)
 {
     const struct nib_rank *rk = &e->rank;
     const int32_t at_once = part->row_bytes > 0 ? (int32_t)((int64_t)N_BUFFER / part->row_bytes) : 1;
@@ -320,7 +322,8 @@ static enum nib_status check_size(const char *path, const struct stat *st, uint6
 {
     if ((uint64_t)st->st_size == wanted)
         return NIB_OK;
-    return nib_error_set(err, NIB_E_FORMAT, "%s: has %" PRIu64 " bytes, wanted %" PRIu64, path, (uint64_t)st->st_size, wanted);
+    return nib_error_set(err, NIB_E_FORMAT, "%s: has %" PRIu64 " bytes, wanted %" PRIu64, path, (uint64_t)st->st_size,
+                         wanted);
 }
 
 static enum nib_status read_file(struct nib_seq *s, const char *path, int fd, unsigned char *buffer, struct nib_error *err)
@@ -334,8 +337,8 @@ static enum nib_status read_file(struct nib_seq *s, const char *path, int fd, un
     if (!S_ISREG(st.st_mode))
         return nib_error_set(err, NIB_E_FORMAT, "%s: is not a regular file", path);
     if ((uint64_t)st.st_size < sizeof h)
-        return nib_error_set(err, NIB_E_FORMAT, "%s: has %" PRIu64 " bytes, less than the %zu of a header", path, (uint64_t)st.st_size,
-                             sizeof h);
+        return nib_error_set(err, NIB_E_FORMAT, "%s: has %" PRIu64 " bytes, less than the %zu of a header", path,
+                             (uint64_t)st.st_size, sizeof h);
     if (!read_all(fd, &h, sizeof h))
         return read_failed(path, err);
     NIB_TRY(check_header(e, path, &h, err));

@@ -9,7 +9,8 @@
 size_t nib_step_buffer_size(int32_t n_rows_max, int32_t n_seqs_max, int32_t page_stride, int32_t n_rollback)
 {
     const size_t rows = (size_t)n_rows_max, seqs = (size_t)n_seqs_max;
-    /* token, pos, seq, logits row; and for the MTP block those four, two sources and a destination. Kept streams: a pair each. */
+    /* token, pos, seq, logits row; and for the MTP block those four, two sources and a destination. Kept streams: a
+     * pair each. */
     return 11 * rows + 2 * (seqs + 1) + seqs + 2 * seqs * (size_t)page_stride + 2 * seqs * ((size_t)n_rollback + 1);
 }
 
@@ -20,16 +21,19 @@ static enum nib_status check_batch(struct nib_engine *e, const struct nib_batch 
     if (e->broken)
         return nib_error_set(err, NIB_E_DEVICE, "the device failed earlier; open the engine again");
     if (b->n_rows < 0 || b->n_rows > o->n_rows_max)
-        return nib_error_set(err, NIB_E_ARGUMENT, "n_rows is %" PRId32 ", wanted 0 to %" PRId32, b->n_rows, o->n_rows_max);
+        return nib_error_set(err, NIB_E_ARGUMENT, "n_rows is %" PRId32 ", wanted 0 to %" PRId32, b->n_rows,
+                             o->n_rows_max);
     if (b->n_seqs < 0 || b->n_seqs > o->n_seqs_max)
-        return nib_error_set(err, NIB_E_ARGUMENT, "n_seqs is %" PRId32 ", wanted 0 to %" PRId32, b->n_seqs, o->n_seqs_max);
+        return nib_error_set(err, NIB_E_ARGUMENT, "n_seqs is %" PRId32 ", wanted 0 to %" PRId32, b->n_seqs,
+                             o->n_seqs_max);
     if (b->n_seqs > 0 ? b->seq_start[0] != 0 || b->seq_start[b->n_seqs] != b->n_rows : b->n_rows != 0)
         return nib_error_set(err, NIB_E_ARGUMENT, "seq_start must run from 0 to n_rows (%" PRId32 ")", b->n_rows);
     e->step.count++;
     for (int32_t i = 0; i < b->n_seqs; i++) {
         const int64_t n = (int64_t)b->seq_start[i + 1] - b->seq_start[i];
         if (n < 1)
-            return nib_error_set(err, NIB_E_ARGUMENT, "sequence %" PRId32 " has %" PRId64 " rows, wanted at least 1", i, n);
+            return nib_error_set(err, NIB_E_ARGUMENT, "sequence %" PRId32 " has %" PRId64 " rows, wanted at least 1", i,
+                                 n);
         if (!b->seq[i] || b->seq[i]->engine != e)
             return nib_error_set(err, NIB_E_ARGUMENT, "sequence %" PRId32 " is not of this engine", i);
         if (b->seq[i]->stamp == e->step.count)
@@ -41,9 +45,11 @@ static enum nib_status check_batch(struct nib_engine *e, const struct nib_batch 
     }
     for (int32_t i = 0; i < b->n_rows; i++)
         if (b->token[i] < 0 || b->token[i] >= vocab)
-            return nib_error_set(err, NIB_E_ARGUMENT, "token %" PRId32 " is %" PRId32 ", wanted 0 to %" PRId32, i, b->token[i], vocab - 1);
+            return nib_error_set(err, NIB_E_ARGUMENT, "token %" PRId32 " is %" PRId32 ", wanted 0 to %" PRId32, i,
+                                 b->token[i], vocab - 1);
     if (b->n_logits < 0 || b->n_logits > b->n_rows)
-        return nib_error_set(err, NIB_E_ARGUMENT, "n_logits is %" PRId32 ", wanted 0 to %" PRId32, b->n_logits, b->n_rows);
+        return nib_error_set(err, NIB_E_ARGUMENT, "n_logits is %" PRId32 ", wanted 0 to %" PRId32, b->n_logits,
+                             b->n_rows);
     for (int32_t i = 0; i < b->n_logits; i++)
         if (b->logits_row[i] < 0 || b->logits_row[i] >= b->n_rows || (i > 0 && b->logits_row[i] <= b->logits_row[i - 1]))
             return nib_error_set(err, NIB_E_ARGUMENT, "logits_row %" PRId32 " is %" PRId32 ", wanted ascending rows below %" PRId32, i,
@@ -242,7 +248,8 @@ static enum nib_status read_logits(struct nib_engine *e, int32_t n_logits, bool 
     for (int32_t i = 0; i < n_logits; i += rk->work.n_logits_max) {
         const int32_t n = n_logits - i < rk->work.n_logits_max ? n_logits - i : rk->work.n_logits_max;
         NIB_TRY(nib_step_logits(e, i, n, mtp));
-        NIB_TRY(rk->api->download(rk->stream, out + (size_t)i * vocab, rk->work.logits.data, (size_t)n * vocab * sizeof(float)));
+        NIB_TRY(rk->api->download(rk->stream, out + (size_t)i * vocab, rk->work.logits.data,
+                                  (size_t)n * vocab * sizeof(float)));
     }
     return NIB_OK;
 }

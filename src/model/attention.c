@@ -64,8 +64,8 @@ static enum nib_status query(struct nib_rank *rk, const struct nib_rows *rows, c
         .rope = rope_of(rk, l)});
 }
 
-/* The window row of every token, and the entries that these tokens complete. An entry is there before the query that completes it
- * attends. */
+/* The window row of every token, and the entries that these tokens complete. An entry is there before the query that
+ * completes it attends. */
 static enum nib_status store_rows(struct nib_rank *rk, const struct nib_rows *rows, const struct nib_layer *l,
                                   const struct nib_layer_state *state)
 {

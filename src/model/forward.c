@@ -1,8 +1,8 @@
 /* The pass from token ids to streams and from streams to logits. Read attention.c next. */
 #include "model/record.h"
 
-static enum nib_status hc_pre(struct nib_rank *rk, int32_t n, struct nib_mat streams, const struct nib_hc *hc, const float *norm,
-                              enum nib_act_format format)
+static enum nib_status hc_pre(struct nib_rank *rk, int32_t n, struct nib_mat streams, const struct nib_hc *hc,
+                              const float *norm, enum nib_act_format format)
 {
     struct nib_work *w = &rk->work;
     const struct nib_config *c = rk->config;
@@ -24,7 +24,8 @@ static enum nib_status moe(struct nib_rank *rk, const struct nib_rows *rows, con
 {
     struct nib_work *w = &rk->work;
     const struct nib_config *c = rk->config;
-    /* The release weighs the input of w2, which its FP8 scales see; NVFP4 checkpoints are defined with the weight on the output. */
+    /* The release weighs the input of w2, which its FP8 scales see; NVFP4 checkpoints are defined with the weight on
+     * the output. */
     const bool before = rk->act_quant == NIB_ACT_QUANT_FP8;
     return rk->ops->moe(rk->stream, &(struct nib_moe_args){
         .x = nib_act_rows(w->x, rows->n_rows, l->ffn_act), .rows = rows, .router = l->router, .bias = l->bias, .tid2eid = l->tid2eid,

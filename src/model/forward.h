@@ -1,8 +1,8 @@
 /* One forward pass over the rows of a step, as calls of the op table.
  *
- * nib_forward() runs the trunk and leaves the streams of every row in the work buffers; nib_forward_mtp() then runs the MTP block on
- * the pairs (streams before a row, the row's token); nib_forward_logits() collapses chosen rows to logits. Nothing here knows which
- * backend runs, allocates, or waits. */
+ * nib_forward() runs the trunk and leaves the streams of every row in the work buffers; nib_forward_mtp() then runs the
+ * MTP block on the pairs (streams before a row, the row's token); nib_forward_logits() collapses chosen rows to logits.
+ * Nothing here knows which backend runs, allocates, or waits. */
 #ifndef NIB_FORWARD_H
 #define NIB_FORWARD_H
 
@@ -54,7 +54,8 @@ struct nib_rank {
 /* Which trunk rows feed the MTP block, as row numbers on the device. */
 struct nib_mtp_rows {
     struct nib_rows rows;      /* first_pos 1; rows at position 0 left out */
-    /* [rows.n_rows] each, where the streams before a row are: a row number in one of the three, -1 in the others; or NULL. */
+    /* [rows.n_rows] each, where the streams before a row are: a row number in one of the three, -1 in the others; or
+     * NULL. */
     const int32_t  *from_step; /* work.streams */
     const int32_t  *from_ring; /* pool.streams */
     const int32_t  *from_mtp;  /* work.mtp_streams: the block's own guess */
@@ -75,7 +76,8 @@ enum nib_status nib_forward_mtp(struct nib_rank *rk, const struct nib_mtp_rows *
 enum nib_status nib_forward_logits(struct nib_rank *rk, const int32_t *row, int32_t n, bool mtp);
 
 /* Parts of the pass, each in its own file. x is the layer's normed input in work.x, the result goes to work.y. */
-enum nib_status nib_attention(struct nib_rank *rk, const struct nib_rows *rows, const struct nib_layer *l, int32_t layer);
+enum nib_status nib_attention(struct nib_rank *rk, const struct nib_rows *rows, const struct nib_layer *l,
+                              int32_t layer);
 enum nib_status nib_block(struct nib_rank *rk, const struct nib_rows *rows, const struct nib_layer *l, int32_t layer,
                           struct nib_mat streams);
 

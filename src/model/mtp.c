@@ -1,10 +1,12 @@
-/* The MTP block: one more layer that reads a position's final streams and the token after it, and guesses the token after that.
+/* The MTP block: one more layer that reads a position's final streams and the token after it, and guesses the token
+ * after that.
  *
- * Its row for the pair (streams at t, token at t+1) is kept at position t+1, because it depends on that token: so a page holds
- * nothing that later tokens decide, and forks may share it. Rotation still counts from t (nib_rows.first_pos = 1).
+ * Its row for the pair (streams at t, token at t+1) is kept at position t+1, because it depends on that token: so a
+ * page holds nothing that later tokens decide, and forks may share it. Rotation still counts from t (nib_rows.first_pos
+ * = 1).
  *
- * To draft several tokens the block runs a row at a time on its own streams and its own guesses. Those rows stand where the
- * trunk's next step puts the real ones. */
+ * To draft several tokens the block runs a row at a time on its own streams and its own guesses. Those rows stand where
+ * the trunk's next step puts the real ones. */
 #include "model/record.h"
 
 static struct nib_mat pool_streams(const struct nib_rank *rk)

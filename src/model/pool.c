@@ -267,7 +267,8 @@ static enum nib_status copy_slot(struct nib_pool *p, void *base, size_t slot_byt
     unsigned char *b = base;
     if (!b)
         return NIB_OK;
-    return p->api->copy(p->api->stream(p->backend), b + (size_t)to * slot_bytes, b + (size_t)from * slot_bytes, slot_bytes);
+    return p->api->copy(p->api->stream(p->backend), b + (size_t)to * slot_bytes, b + (size_t)from * slot_bytes,
+                        slot_bytes);
 }
 
 enum nib_status nib_seq_state_copy(struct nib_pool *p, struct nib_seq_state *to, const struct nib_seq_state *from)
@@ -378,7 +379,8 @@ static enum nib_status copy_page(struct nib_pool *p, const struct nib_store *s, 
     if (!s->base)
         return NIB_OK;
     const size_t bytes = page_bytes(s);
-    return p->api->copy(p->api->stream(p->backend), s->base + (size_t)to * bytes, s->base + (size_t)from * bytes, bytes);
+    return p->api->copy(p->api->stream(p->backend), s->base + (size_t)to * bytes, s->base + (size_t)from * bytes,
+                        bytes);
 }
 
 static enum nib_status own_page(struct nib_pool *p, struct nib_page_set *set, int32_t *page, bool window)

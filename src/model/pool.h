@@ -1,12 +1,13 @@
 /* The memory behind sequences: pages of window rows and of compressed entries, and a frontier slot for each sequence.
  *
- * A page covers NIB_PAGE_TOKENS positions in every layer at once and is reference-counted: forks share pages and copy one
- * before they write into it. Window pages behind the window are given back; entry pages stay while the sequence lives. What
- * is not in pages is the frontier: raw compressor rows that no entry holds yet (rings by absolute position), and, for the MTP
- * block, the last streams. All are rings with n_rollback rows to spare, so the last n_rollback tokens can always be dropped
- * without replay.
+ * A page covers NIB_PAGE_TOKENS positions in every layer at once and is reference-counted: forks share pages and copy
+ * one before they write into it. Window pages behind the window are given back; entry pages stay while the sequence
+ * lives. What is not in pages is the frontier: raw compressor rows that no entry holds yet (rings by absolute
+ * position), and, for the MTP block, the last streams. All are rings with n_rollback rows to spare, so the last
+ * n_rollback tokens can always be dropped without replay.
  *
- * A page boundary is a natural snapshot: there the window is exactly one page, and the 128-token compressors hold nothing.
+ * A page boundary is a natural snapshot: there the window is exactly one page, and the 128-token compressors hold
+ * nothing.
  *
  * Not thread-safe; the engine serialises. */
 #ifndef NIB_POOL_H
@@ -71,8 +72,8 @@ void            nib_seq_state_deinit(struct nib_pool *p, struct nib_seq_state *s
 /* *to, initialised and empty, becomes a copy of *from. */
 enum nib_status nib_seq_state_copy(struct nib_pool *p, struct nib_seq_state *to, const struct nib_seq_state *from);
 
-/* *s, initialised and empty, gets pages for `length` tokens that can be cut to `low` (1 to length) or more, all to be filled by the
- * caller. NIB_E_LIMIT changes nothing. */
+/* *s, initialised and empty, gets pages for `length` tokens that can be cut to `low` (1 to length) or more, all to be
+ * filled by the caller. NIB_E_LIMIT changes nothing. */
 enum nib_status nib_seq_state_restore(struct nib_pool *p, struct nib_seq_state *s, int32_t length, int32_t low);
 
 /* Whether all that a sequence cut to `length` (at least 1) needs is still held. */
@@ -84,8 +85,10 @@ int32_t nib_first_raw_row(int32_t ratio, int32_t length);
 /* See nib_seq_truncate(). */
 enum nib_status nib_seq_state_truncate(struct nib_pool *p, struct nib_seq_state *s, int32_t length);
 
-/* Make the positions length .. length+n-1 writable for each of n_seqs sequences: all of them or, on NIB_E_LIMIT, none. */
-enum nib_status nib_pool_reserve(struct nib_pool *p, struct nib_seq_state *const *seq, const int32_t *n, int32_t n_seqs);
+/* Make the positions length .. length+n-1 writable for each of n_seqs sequences: all of them or, on NIB_E_LIMIT,
+ * none. */
+enum nib_status nib_pool_reserve(struct nib_pool *p, struct nib_seq_state *const *seq, const int32_t *n,
+                                 int32_t n_seqs);
 
 /* After a step: the sequence is n tokens longer. n = 0 takes a failed step back. Pages out of reach are given back. */
 void nib_seq_state_advance(struct nib_pool *p, struct nib_seq_state *s, int32_t n);

@@ -1,5 +1,6 @@
-/* Reading of quantisation settings for conflicts: sizes of blocks, and codes that are not symmetric. Lists of excluded or quantised
- * modules, names of methods and scales' types are not believed or even compared: producers get them wrong, tensors do not. */
+/* Reading of quantisation settings for conflicts: sizes of blocks, and codes that are not symmetric. Lists of excluded
+ * or quantised modules, names of methods and scales' types are not believed or even compared: producers get them wrong,
+ * tensors do not. */
 #include "model/quant_config.h"
 
 #include <errno.h>
@@ -49,8 +50,8 @@ static void check_layers(struct nib_keys *r)
         char where[256];
         (void)snprintf(where, sizeof where, "%squantized_layers.%.150s.", r->where, layer);
         if (!json_is_object(v)) {
-            r->status = nib_error_set(r->err, NIB_E_FORMAT, "%s: %.*s is %s, wanted an object", r->what, (int)strlen(where) - 1,
-                                      where, nib_json_type_name(v));
+            r->status = nib_error_set(r->err, NIB_E_FORMAT, "%s: %.*s is %s, wanted an object", r->what,
+                                      (int)strlen(where) - 1, where, nib_json_type_name(v));
             return;
         }
         struct nib_keys sub = nib_keys_enter(r, v, where);
@@ -96,7 +97,8 @@ static void check_groups(struct nib_keys *r)
         const char *strategy = json_string_value(json_object_get(weights, "strategy"));
         if (type && strcmp(type, "float") == 0 && json_integer_value(json_object_get(weights, "num_bits")) == 4) {
             /* MXFP4 is the strategy "group"; the scales' columns say which of the two sizes it is. */
-            nib_keys_int(&sub, "group_size", NULL, 16, strategy && strcmp(strategy, "group") == 0 ? 32 : 16, 16, &unused);
+            nib_keys_int(&sub, "group_size", NULL, 16, strategy && strcmp(strategy, "group") == 0 ? 32 : 16, 16,
+                         &unused);
         }
         check_block(&sub, "block_structure");
         nib_keys_only_bool(&sub, "symmetric", true);
@@ -133,7 +135,8 @@ enum nib_status nib_quant_config_read(const char *dir, struct nib_error *err)
         status = nib_json_file_read(path, QUANT_BYTES_MAX, &root, err);
     struct nib_keys r = {.object = root, .what = path, .where = "", .err = err, .status = status};
     if (root && !json_is_object(root)) {
-        r.status = nib_error_set(err, NIB_E_FORMAT, "%s: the file holds %s, wanted an object", path, nib_json_type_name(root));
+        r.status = nib_error_set(err, NIB_E_FORMAT, "%s: the file holds %s, wanted an object", path,
+                                 nib_json_type_name(root));
     } else if (root) {
         const json_t *quantization = nib_keys_object(&r, "quantization");
         struct nib_keys sub = nib_keys_enter(&r, quantization, "quantization.");

@@ -1,5 +1,5 @@
-/* What a checkpoint's own files say about its quantisation. Tensors decide how they are stored; these words are read only where
- * they claim something that this program would not do, and the tensors cannot show. */
+/* What a checkpoint's own files say about its quantisation. Tensors decide how they are stored; these words are read
+ * only where they claim something that this program would not do, and the tensors cannot show. */
 #ifndef NIB_QUANT_CONFIG_H
 #define NIB_QUANT_CONFIG_H
 

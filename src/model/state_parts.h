@@ -1,8 +1,8 @@
 /* What a sequence's state consists of, as rows in device memory: for writing it somewhere else and reading it back.
  *
- * Only rows that a continuation can see are listed, so two sequences that hold the same tokens list the same bytes, whatever either
- * went through before: `floor` is the shortest length that the sequence could still be cut to, and rows that matter to shorter ones
- * only are left out. */
+ * Only rows that a continuation can see are listed, so two sequences that hold the same tokens list the same bytes,
+ * whatever either went through before: `floor` is the shortest length that the sequence could still be cut to, and rows
+ * that matter to shorter ones only are left out. */
 #ifndef NIB_STATE_PARTS_H
 #define NIB_STATE_PARTS_H
 

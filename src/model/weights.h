@@ -1,7 +1,7 @@
 /* A model's weights as a struct with names, and the table that ties each field to its tensors, shapes and formats.
  *
- * Two stages. nib_sources_resolve() reads headers only: every field finds its tensors, and name, dtype, shape and format are
- * checked. nib_weights_load() reads values, checks them, and packs them on a backend. */
+ * Two stages. nib_sources_resolve() reads headers only: every field finds its tensors, and name, dtype, shape and
+ * format are checked. nib_weights_load() reads values, checks them, and packs them on a backend. */
 #ifndef NIB_WEIGHTS_H
 #define NIB_WEIGHTS_H
 

@@ -1,5 +1,5 @@
-/* Values that no checkpoint may hold: NaN and Inf weights, NaN or signed scales, expert ids out of range. One pass over the data
- * while it is loaded; a block is scanned without branches and searched only when something is wrong in it. */
+/* Values that no checkpoint may hold: NaN and Inf weights, NaN or signed scales, expert ids out of range. One pass over
+ * the data while it is loaded; a block is scanned without branches and searched only when something is wrong in it. */
 #include "model/weights_table.h"
 
 #include <inttypes.h>
@@ -43,7 +43,8 @@ static int64_t find_nonfinite(const unsigned char *p, size_t n, size_t item)
 
 static enum nib_status bad_value(const struct nib_source *s, const char *name, const char *what, int64_t at, struct nib_error *err)
 {
-    return nib_error_set(err, NIB_E_FORMAT, "%s: tensor '%s' holds %s at element %" PRId64, s->entry->file, name, what, at);
+    return nib_error_set(err, NIB_E_FORMAT, "%s: tensor '%s' holds %s at element %" PRId64, s->entry->file, name, what,
+                         at);
 }
 
 static enum nib_status check_matrix(const struct nib_source *s, const struct nib_weight_part *p, const char *name,
@@ -69,7 +70,8 @@ static enum nib_status check_matrix(const struct nib_source *s, const struct nib
         return at < 0 ? NIB_OK : bad_value(s, name, "a scale byte 255 (UE8M0 NaN)", at, err);
     case NIB_WEIGHT_NVFP4:
         at = find_byte(p->scales, rows * (cols / 16), 0xff, 0x7f);
-        return at < 0 ? NIB_OK : bad_value(s, name, "a block scale that is NaN or negative (UE4M3 byte 0x7F or above)", at, err);
+        return at < 0 ? NIB_OK : bad_value(s, name, "a block scale that is NaN or negative (UE4M3 byte 0x7F or above)",
+                                           at, err);
     }
     return NIB_E_ARGUMENT;
 }

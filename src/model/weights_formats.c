@@ -66,8 +66,8 @@ static enum nib_status find_one(struct nib_matrix_reader *r, const char *base, c
     for (int32_t i = 0; i < n; i++) {
         const struct nib_tensor_entry *e = find(r, base, suffix[i]);
         if (e && *out)
-            return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensors '%s' and '%s' both exist, wanted one of them", e->file,
-                                 (*out)->name, e->name);
+            return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensors '%s' and '%s' both exist, wanted one of them",
+                                 e->file, (*out)->name, e->name);
         if (e)
             *out = e;
     }
@@ -81,7 +81,8 @@ static enum nib_status no_scales(const struct nib_matrix_reader *r, const struct
                          w->file, w->name, nib_st_dtype_name(w->dtype), base);
 }
 
-/* Parts of other schemes that change what a matrix does: leaving one out would run without an error and compute nonsense. */
+/* Parts of other schemes that change what a matrix does: leaving one out would run without an error and compute
+ * nonsense. */
 static enum nib_status refuse_unknown_parts(const struct nib_matrix_reader *r, const char *base)
 {
     static const char *const suffixes[] = {".pre_quant_scale", ".weight_zero_point", ".weight_g_idx"};
@@ -94,8 +95,8 @@ static enum nib_status refuse_unknown_parts(const struct nib_matrix_reader *r, c
     return NIB_OK;
 }
 
-/* Multiplier or divisor is known by the name. The value must bear it out: weights' amax / 2688 is far below 1, its inverse far
- * above, so a value on the other side was written under the wrong name. */
+/* Multiplier or divisor is known by the name. The value must bear it out: weights' amax / 2688 is far below 1, its
+ * inverse far above, so a value on the other side was written under the wrong name. */
 static enum nib_status read_global(struct nib_matrix_reader *r, const struct nib_tensor_entry *w, const char *base, float *out)
 {
     const struct nib_tensor_entry *g = NULL;
@@ -103,19 +104,19 @@ static enum nib_status read_global(struct nib_matrix_reader *r, const struct nib
     const char *wanted = k_global_suffixes[packed];
     NIB_TRY(find_one(r, base, k_global_suffixes, N_GLOBAL_SUFFIXES, &g));
     if (!g || strcmp(g->name + strlen(base), wanted) != 0)
-        return nib_error_set(r->err, NIB_E_FORMAT, "%s: NVFP4 tensor '%s' has %s%s%s, wanted '%s%s'", w->file, w->name, g ? "'" : "no ",
-                             g ? g->name : "global scale", g ? "'" : "", base, wanted);
+        return nib_error_set(r->err, NIB_E_FORMAT, "%s: NVFP4 tensor '%s' has %s%s%s, wanted '%s%s'", w->file, w->name,
+                             g ? "'" : "no ", g ? g->name : "global scale", g ? "'" : "", base, wanted);
     if (g->dtype != NIB_ST_F32)
         return nib_wrong_dtype(g, "F32", r->err);
     if (g->bytes != sizeof *out)
-        return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' holds %" PRIu64 " bytes, wanted one F32 value", g->file, g->name,
-                             g->bytes);
+        return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' holds %" PRIu64 " bytes, wanted one F32 value",
+                             g->file, g->name, g->bytes);
     float v;
     memcpy(&v, g->data, sizeof v);
     *out = packed ? 1.0f / v : v;
     if (!(v > 0.0f) || !isfinite(v) || !isfinite(*out))
-        return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' is %g, wanted a finite global scale above 0", g->file, g->name,
-                             (double)v);
+        return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' is %g, wanted a finite global scale above 0",
+                             g->file, g->name, (double)v);
     if (packed ? v < 1.0f : v > 1.0f)
         return nib_error_set(r->err, NIB_E_FORMAT,
                              "%s: tensor '%s' is %g, wanted %s: by its name codes are %s it, and this value looks like the inverse", g->file,
@@ -125,8 +126,8 @@ static enum nib_status read_global(struct nib_matrix_reader *r, const struct nib
 }
 
 /* Two codes a byte: NVFP4 or MXFP4, told apart by how many scale columns there are. */
-static enum nib_status resolve_fp4(struct nib_matrix_reader *r, const char *base, const struct nib_tensor_entry *s, int64_t rows,
-                                   int64_t cols, struct nib_matrix *m)
+static enum nib_status resolve_fp4(struct nib_matrix_reader *r, const char *base, const struct nib_tensor_entry *s,
+                                   int64_t rows, int64_t cols, struct nib_matrix *m)
 {
     const struct nib_tensor_entry *w = m->entry;
     if (cols % 16 != 0)
@@ -177,8 +178,8 @@ static enum nib_status exponent_bytes(struct nib_matrix_reader *r, const struct 
     return NIB_OK;
 }
 
-static enum nib_status resolve_fp8(struct nib_matrix_reader *r, const struct nib_tensor_entry *s, int64_t rows, int64_t cols,
-                                   struct nib_matrix *m)
+static enum nib_status resolve_fp8(struct nib_matrix_reader *r, const struct nib_tensor_entry *s, int64_t rows,
+                                   int64_t cols, struct nib_matrix *m)
 {
     const unsigned char *scales = s->data;
     const bool numbers = s->dtype == NIB_ST_F32 || s->dtype == NIB_ST_BF16;
@@ -230,8 +231,8 @@ enum nib_status nib_matrix_resolve(struct nib_matrix_reader *r, const char *base
 
     const struct nib_tensor_entry *stray = !coded && !fp8 && s ? s : out->type != NIB_WEIGHT_NVFP4 ? g : NULL;
     if (stray)
-        return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' is %s, which takes no such scales, but '%s' exists", w->file, w->name,
-                             coded ? "MXFP4" : nib_st_dtype_name(w->dtype), stray->name);
+        return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' is %s, which takes no such scales, but '%s' exists",
+                             w->file, w->name, coded ? "MXFP4" : nib_st_dtype_name(w->dtype), stray->name);
     r->n_tensors_used += 1 + (s != NULL);
     return coded || fp8 ? NIB_OK : nib_want_shape(w, rows, cols, r->err);
 }

@@ -1,4 +1,5 @@
-/* Values onto the backend: every source is checked, then packed (matrices), widened to fp32 (vectors) or narrowed to int32 (ids). */
+/* Values onto the backend: every source is checked, then packed (matrices), widened to fp32 (vectors) or narrowed to
+ * int32 (ids). */
 #include "model/weights_table.h"
 
 #include <inttypes.h>

@@ -17,7 +17,8 @@ struct resolver {
     int32_t                      capacity;
 };
 
-/* "<prefix><pattern>", with %d replaced by the expert; the alternative-th of the pattern's '|' parts. False: no such part. */
+/* "<prefix><pattern>", with %d replaced by the expert; the alternative-th of the pattern's '|' parts. False: no such
+ * part. */
 static bool field_name(struct resolver *r, const char *prefix, const char *pattern, int32_t alternative, int32_t expert,
                        char *buf, size_t size)
 {
@@ -46,8 +47,8 @@ static enum nib_status no_memory(struct resolver *r)
     return nib_error_set(r->err, NIB_E_MEMORY, "no memory for the table of tensors");
 }
 
-static enum nib_status new_source(struct resolver *r, const struct nib_field *f, int32_t layer, int32_t ratio, int32_t n_stack,
-                                  struct nib_source **out)
+static enum nib_status new_source(struct resolver *r, const struct nib_field *f, int32_t layer, int32_t ratio,
+                                  int32_t n_stack, struct nib_source **out)
 {
     if (r->out->n == r->capacity)
         return nib_error_set(r->err, NIB_E_LIMIT, "more weights than planned");
@@ -169,8 +170,8 @@ static enum nib_status resolve_vector(struct resolver *r, const struct nib_field
     if (e->n_dims == 0 && s->n_out == 1)
         return NIB_OK;
     char found[96];
-    return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' has shape %s, wanted [%" PRId32 "] by config.json", e->file, e->name,
-                         nib_shape_text(e, found, sizeof found), s->n_out);
+    return nib_error_set(r->err, NIB_E_FORMAT, "%s: tensor '%s' has shape %s, wanted [%" PRId32 "] by config.json",
+                         e->file, e->name, nib_shape_text(e, found, sizeof found), s->n_out);
 }
 
 static enum nib_status resolve_field(struct resolver *r, const struct nib_field *f, const char *prefix, int32_t layer, int32_t ratio)
@@ -210,8 +211,8 @@ static enum nib_status detect_layout(struct resolver *r)
     }
     r->out->layout = r->hf ? "hf" : "official";
 
-    /* The MTP block is present if anything of it is: half a block is refused by the field that is missing. A copy of the
-     * embedding or head under its prefix does not count. */
+    /* The MTP block is present if anything of it is: half a block is refused by the field that is missing. A copy of
+     * the embedding or head under its prefix does not count. */
     const int64_t n = nib_checkpoint_n_tensors(r->ck);
     for (int64_t i = 0; i < n && !r->mtp_prefix; i++) {
         const char *name = nib_checkpoint_at(r->ck, i)->name;
@@ -247,8 +248,8 @@ static enum nib_status resolve_all(struct resolver *r)
     return NIB_OK;
 }
 
-enum nib_status nib_sources_resolve(const struct nib_checkpoint *ck, const struct nib_config *c, struct nib_sources *out,
-                                    struct nib_error *err)
+enum nib_status nib_sources_resolve(const struct nib_checkpoint *ck, const struct nib_config *c,
+                                    struct nib_sources *out, struct nib_error *err)
 {
     memset(out, 0, sizeof *out);
     nib_arena_init(&out->arena);

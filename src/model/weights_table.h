@@ -22,7 +22,8 @@ struct nib_field {
     enum nib_field_kind  kind;
     enum nib_field_when  when;
     size_t               offset; /* of the pointer, in the struct of the scope */
-    /* After the prefix of its scope. LINEAR: without ".weight". EXPERTS: "%d" stands for the expert. '|' separates alternatives. */
+    /* After the prefix of its scope. LINEAR: without ".weight". EXPERTS: "%d" stands for the expert. '|' separates
+     * alternatives. */
     const char          *official, *hf;
     enum nib_dim_name    rows, cols; /* vectors: rows x cols as stored; cols NIB_DIM_1 means one dimension */
     const char          *family;

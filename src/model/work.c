@@ -116,8 +116,8 @@ enum nib_status nib_work_init(struct nib_rank *rk, int32_t n_rows, int32_t n_log
     if (!z.failed)
         return NIB_OK;
     nib_work_deinit(rk);
-    return nib_error_set(err, NIB_E_MEMORY, "backend '%s' has no memory for the work buffers (%llu bytes)", rk->api->name,
-                         (unsigned long long)z.bytes);
+    return nib_error_set(err, NIB_E_MEMORY, "backend '%s' has no memory for the work buffers (%llu bytes)",
+                         rk->api->name, (unsigned long long)z.bytes);
 }
 
 static void release_mat(struct nib_rank *rk, struct nib_mat *m)

@@ -114,11 +114,11 @@ static size_t merge_by_scan(const struct nib_bpe *b, int32_t *id, size_t n)
 
 /* A long piece at work. Places are indices into the piece as it was; the ids that are left form a list of places.
  *
- * Candidates, pairs that had a merge when they were noted, leave in order of (rank, place). They are kept as runs: chains
- * of one rank with ascending places. The heap holds the first candidate of each run only. Since merging one rank walks
- * the text from left to right, the pairs that it makes come in runs as well, and the heap stays small; at worst every
- * run is a single candidate. A candidate is not taken out when its pair disappears: it is stale if its rank is not the
- * place's present one. */
+ * Candidates, pairs that had a merge when they were noted, leave in order of (rank, place). They are kept as runs:
+ * chains of one rank with ascending places. The heap holds the first candidate of each run only. Since merging one rank
+ * walks the text from left to right, the pairs that it makes come in runs as well, and the heap stays small; at worst
+ * every run is a single candidate. A candidate is not taken out when its pair disappears: it is stale if its rank is
+ * not the place's present one. */
 struct candidate {
     uint32_t place, next; /* next of the run; NONE at its end */
 };

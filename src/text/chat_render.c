@@ -199,7 +199,8 @@ static bool is_string(const struct nib_tree *v)
     return v && v->type == NIB_TREE_STRING;
 }
 
-/* The block of these calls as the model wrote it, where the caller still has it: what it reads then is what it wrote. NULL without. */
+/* The block of these calls as the model wrote it, where the caller still has it: what it reads then is what it wrote.
+ * NULL without. */
 static enum nib_status find_replay(struct scene *s, const struct nib_chat_message *m, const char **text, size_t *n)
 {
     *text = NULL;

@@ -210,8 +210,8 @@ static void check_one(const struct alloc_fail_case *c, long n, bool sticky)
     const enum nib_status status = c->run(c->user, &err);
     (void)alloc_fail_disarm();
     if (status != NIB_OK && status != NIB_E_MEMORY)
-        fail_msg("%s: allocation %ld%s failing: status %s, wanted memory: %s", c->name, n, sticky ? " and later ones" : "",
-                 nib_status_name(status), err.text);
+        fail_msg("%s: allocation %ld%s failing: status %s, wanted memory: %s", c->name, n,
+                 sticky ? " and later ones" : "", nib_status_name(status), err.text);
     if (status == NIB_E_MEMORY && (err.status != status || err.text[0] == '\0'))
         fail_msg("%s: allocation %ld failing: no error text", c->name, n);
     if (alloc_fail_live() != before)

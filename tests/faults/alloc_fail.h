@@ -1,8 +1,9 @@
 /* Memory that ends at a chosen allocation, for tests of what then happens.
  *
- * Programs with alloc_fail.c linked in have the allocator replaced. Without sanitizers every allocation of the process counts, those of
- * libraries too, except those of the OpenMP runtime (which ends the program without memory). Under sanitizers, which have an allocator
- * of their own, those of nibble and of jansson count; the linker has to wrap them (tests/faults/CMakeLists.txt). */
+ * Programs with alloc_fail.c linked in have the allocator replaced. Without sanitizers every allocation of the process
+ * counts, those of libraries too, except those of the OpenMP runtime (which ends the program without memory). Under
+ * sanitizers, which have an allocator of their own, those of nibble and of jansson count; the linker has to wrap them
+ * (tests/faults/CMakeLists.txt). */
 #ifndef ALLOC_FAIL_H
 #define ALLOC_FAIL_H
 
@@ -29,8 +30,9 @@ struct alloc_fail_case {
     void *user;
 };
 
-/* Run the case with every n-th allocation failing (at most about n_runs of them, evenly; 0: all): each must end with NIB_E_MEMORY and a
- * text, or succeed regardless, leave nothing allocated, and an untouched run afterwards must succeed. Fails the cmocka test otherwise. */
+/* Run the case with every n-th allocation failing (at most about n_runs of them, evenly; 0: all): each must end with
+ * NIB_E_MEMORY and a text, or succeed regardless, leave nothing allocated, and an untouched run afterwards must
+ * succeed. Fails the cmocka test otherwise. */
 void alloc_fail_check(const struct alloc_fail_case *c, long n_runs);
 
 #endif

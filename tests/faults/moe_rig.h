@@ -1,5 +1,5 @@
-/* A mixture of experts whose router scores, gates and ups are given numbers: x is (1, 0, ...), so that column 0 of every weight is what the
- * product gives. All weights are plain F32. */
+/* A mixture of experts whose router scores, gates and ups are given numbers: x is (1, 0, ...), so that column 0 of
+ * every weight is what the product gives. All weights are plain F32. */
 #ifndef MOE_RIG_H
 #define MOE_RIG_H
 
@@ -44,10 +44,10 @@ static inline struct nib_weight *moe_down(struct rig *r, int n_stack, int inner,
     return packed;
 }
 
-/* logit[RIG_EXPERTS] of the router, bias or NULL, table or NULL: n rows of one sequence. Gates and ups of every expert: gate[RIG_INNER],
- * up[RIG_INNER]; routed and shared parts of the output are weighed by the last two. */
-static inline void moe_open(struct moe_rig *m, int n, const float *logit, float *bias, int32_t *table, const float *gate, const float *up,
-                            float routed, float shared)
+/* logit[RIG_EXPERTS] of the router, bias or NULL, table or NULL: n rows of one sequence. Gates and ups of every expert:
+ * gate[RIG_INNER], up[RIG_INNER]; routed and shared parts of the output are weighed by the last two. */
+static inline void moe_open(struct moe_rig *m, int n, const float *logit, float *bias, int32_t *table,
+                            const float *gate, const float *up, float routed, float shared)
 {
     rig_open(&m->r, 1);
     struct rig *r = &m->r;

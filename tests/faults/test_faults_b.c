@@ -1,4 +1,5 @@
-/* Known faults of NVFP4: B15, B17, B18, B24. B14 and B20 to B22 are test_quantize_job's, B25 is test_opcheck's (docs/known-faults.md). */
+/* Known faults of NVFP4: B15, B17, B18, B24. B14 and B20 to B22 are test_quantize_job's, B25 is test_opcheck's
+ * (docs/known-faults.md). */
 #include "faults/both_backends.h"
 
 #include <stdio.h>
@@ -42,7 +43,8 @@ static struct nib_mat product(struct rig *r, const struct nib_weight *w, enum ni
     struct nib_act a = rig_act_mat(r, NIB_DTYPE_F32, format, false, rows, COLS);
     float *ones = rig_random_floats(r, COLS, 1, 1);
     assert_int_equal(r->ops->norm(r->s, &(struct nib_norm_args){x, ones, 1e-6f, a}), NIB_OK);
-    assert_int_equal(r->ops->linear(r->s, &(struct nib_linear_args){.x = a, .n_weights = 1, .w = {w}, .y = {y}}), NIB_OK);
+    assert_int_equal(r->ops->linear(r->s, &(struct nib_linear_args){.x = a, .n_weights = 1, .w = {w}, .y = {y}}),
+                     NIB_OK);
     return y;
 }
 
@@ -159,8 +161,9 @@ static void to_plain(struct hostile *h, const char *base)
     free(x);
 }
 
-/* B18: gate and up of an expert, and of the shared one, with global scales that differ tenfold either way: each half uses its own. The
- * plain copy holds the products rounded to fp32, 2^-24 of each; what that does to logits is far below 1e-3. */
+/* B18: gate and up of an expert, and of the shared one, with global scales that differ tenfold either way: each half
+ * uses its own. The plain copy holds the products rounded to fp32, 2^-24 of each; what that does to logits is far below
+ * 1e-3. */
 static void b18_halves_with_different_global_scales(void **state)
 {
     static const char *const pairs[][2] = {{"model.layers.0.mlp.experts.#.gate_proj", "model.layers.0.mlp.experts.#.up_proj"},
@@ -215,8 +218,8 @@ static void halve(unsigned char *code, uint64_t n)
         code[i] = (unsigned char)((code[i] & 0x7f) < 0x10 ? (code[i] & 0x80) | (code[i] & 0x7f) >> 1 : code[i] - 8);
 }
 
-/* B24: twice the scale of a tensor and half of what it multiplies change no bit; twice the scale alone does. For each family, so that none
- * goes without its scale. */
+/* B24: twice the scale of a tensor and half of what it multiplies change no bit; twice the scale alone does. For each
+ * family, so that none goes without its scale. */
 static void b24_scales_of_every_family(void **state)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* Known faults of long contexts, chunks and the cache: B26, B29, B35, B38 to B40. Others of the group are found in test_identity,
- * test_drafts, test_sessions, test_serving and the goldens (docs/known-faults.md). */
+/* Known faults of long contexts, chunks and the cache: B26, B29, B35, B38 to B40. Others of the group are found in
+ * test_identity, test_drafts, test_sessions, test_serving and the goldens (docs/known-faults.md). */
 #include "faults/both_backends.h"
 
 #include <stdio.h>
@@ -72,8 +72,9 @@ static int32_t *long_text(int32_t *n)
     return ids;
 }
 
-/* B26: prompts of every length around the borders of entries, and eight steps behind each, against one pass of ref over the whole; no
- * jump where the first entry, the first page or a new one begins. Longer ones are test_identity's and the goldens'. */
+/* B26: prompts of every length around the borders of entries, and eight steps behind each, against one pass of ref over
+ * the whole; no jump where the first entry, the first page or a new one begins. Longer ones are test_identity's and the
+ * goldens'. */
 static void b26_every_length(void **state)
 {
     static const int ranges[][2] = {{1, 9}, {12, 12}, {31, 33}, {124, 124}, {127, 129}, {132, 132}, {252, 252}, {255, 257}, {260, 260}};
@@ -89,7 +90,8 @@ static void b26_every_length(void **state)
         for (int length = ranges[r][0]; length <= ranges[r][1]; length++) {
             s = open_seq(&cpu);
             for (int k = 0; k <= N_STEPS; k++) {
-                step(&cpu, 1, &s, (const int32_t *const[]){ids + (k ? length + k - 1 : 0)}, (int[]){k ? 1 : length}, got);
+                step(&cpu, 1, &s, (const int32_t *const[]){ids + (k ? length + k - 1 : 0)}, (int[]){k ? 1 : length},
+                     got);
                 const double d = distance(got, want + (size_t)(length + k - 1) * VOCAB);
                 if (!(d <= 1e-3))
                     fail_msg("prompt of %d, %d steps on: off by %g", length, k, d);
@@ -103,8 +105,8 @@ static void b26_every_length(void **state)
     fixture_close(&cpu);
 }
 
-/* B26, B38: a batch of lengths 1, 3, 4, 5, 127, 128 and 129, and batches of 1, 2 and 8 in which no sequence has an entry yet, give each
- * what it gets alone; a batch of nothing is nothing. */
+/* B26, B38: a batch of lengths 1, 3, 4, 5, 127, 128 and 129, and batches of 1, 2 and 8 in which no sequence has an
+ * entry yet, give each what it gets alone; a batch of nothing is nothing. */
 static void b26_b38_mixed_lengths(void **state)
 {
     static const int batches[][9] = {{1, 3, 4, 5, 127, 128, 129, 0}, {2, 0}, {1, 3, 0}, {1, 2, 3, 1, 2, 3, 3, 2, 0}};
@@ -175,8 +177,8 @@ static void b29_plain_layers_know_no_yarn(void **state)
     frequencies(root, true, without);
     for (int i = 0; i < 32; i++)
         assert_true(fabs((double)without[i] / pow(160000, -2 * i / 64.0) - 1) <= 1e-6);
-    /* Flash and Pro share factor 16 over 65536: pairs that turn more than 32 times in it keep their frequency, those that turn less than
-     * once have a sixteenth of it. */
+    /* Flash and Pro share factor 16 over 65536: pairs that turn more than 32 times in it keep their frequency, those
+     * that turn less than once have a sixteenth of it. */
     json_object_set_new(root, "rope_scaling", json_pack("{s:s,s:i,s:i,s:i,s:i}", "type", "yarn", "factor", 16, "original_max_position_embeddings",
                                                         65536, "beta_fast", 32, "beta_slow", 1));
     frequencies(root, true, flash);
@@ -276,7 +278,8 @@ static void b39_contexts_beyond_the_model(void **state)
 
 /* ---- B40 (and B39's unit): any index_topk over any number of entries ---- */
 
-/* One row whose entries' scores are the given ones: one head, key e = (score, 0, ...), query (1, 0, ...). Scores must be above 0. */
+/* One row whose entries' scores are the given ones: one head, key e = (score, 0, ...), query (1, 0, ...). Scores must
+ * be above 0. */
 static void select_of(const float *score, int n, int k, int32_t *selected, int32_t *n_selected)
 {
     enum { D = 32, RATIO = 4 };

@@ -47,7 +47,8 @@ static void check(const float *logit, float *bias, bool hash, bool exact)
             assert_int_equal(m.a.chosen[k], chosen[k]);
         assert_true(isfinite(got) && got >= 0);
         if (exact && !(fabs(got - weight[k]) <= 1e-6 * weight[k]))
-            fail_msg("logits %g %g ..: weight %d is %.9g, wanted %.9g", (double)logit[0], (double)logit[1], k, got, weight[k]);
+            fail_msg("logits %g %g ..: weight %d is %.9g, wanted %.9g", (double)logit[0], (double)logit[1], k, got,
+                     weight[k]);
         sum += got;
     }
     assert_true(sum <= 1.5 * (1 + 1e-6));
@@ -57,7 +58,8 @@ static void check(const float *logit, float *bias, bool hash, bool exact)
     rig_close(&m.r);
 }
 
-/* Every edge for all experts and for one. Below -80 exp(z) leaves fp32's normal range: weights need only be numbers there. */
+/* Every edge for all experts and for one. Below -80 exp(z) leaves fp32's normal range: weights need only be numbers
+ * there. */
 static void b56_edges_of_the_score(void)
 {
     static const float edges[] = {-200, -104, -50, -17, -16.6f, -1, 0, 1, 20, 88, 89, 200};
@@ -93,8 +95,8 @@ static void b57_bias_moves_the_choice_only(void)
 }
 BOTH(b57_bias_moves_the_choice_only)
 
-/* Logits of the last chosen and the first one left out that are equal, or apart by one unit of BF16 or of fp32: all backends choose the
- * same experts, for one row and for 64; equals go to the lowest. */
+/* Logits of the last chosen and the first one left out that are equal, or apart by one unit of BF16 or of fp32: all
+ * backends choose the same experts, for one row and for 64; equals go to the lowest. */
 static void b58_near_ties(void **state)
 {
     static const float base = 1.25f;

@@ -1,4 +1,5 @@
-/* Values that no checkpoint may hold, and things that are not files: a refusal that names file, tensor, what was found and wanted. */
+/* Values that no checkpoint may hold, and things that are not files: a refusal that names file, tensor, what was found
+ * and wanted. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -69,7 +70,8 @@ static void experts_out_of_range(void **state)
         memcpy(&kept, at, sizeof kept);
         memcpy(at, &bad[i], sizeof bad[i]);
         (void)snprintf(expert, sizeof expert, "expert %lld for token 777", (long long)bad[i]);
-        hostile_refused(&h, NIB_E_FORMAT, "layers.1.ffn.gate.tid2eid", expert, "wanted 0 to 15", "model.safetensors", NULL);
+        hostile_refused(&h, NIB_E_FORMAT, "layers.1.ffn.gate.tid2eid", expert, "wanted 0 to 15", "model.safetensors",
+                        NULL);
         memcpy(at, &kept, sizeof kept);
     }
     hostile_close(&h);

@@ -11,8 +11,8 @@ enum { VOCAB = 2048, H = RIG_HEADS, D = RIG_HEAD_DIM };
 
 /* ---- B102, B103: which rows attention sums over, and the sink ---- */
 
-/* n_window rows of position pos and the selected entries, all scores 0, since the query is: o = sum of rows / (rows + exp(sink)). Entry and
- * window rows hold 1 + their number / 8 in every channel. */
+/* n_window rows of position pos and the selected entries, all scores 0, since the query is: o = sum of rows / (rows +
+ * exp(sink)). Entry and window rows hold 1 + their number / 8 in every channel. */
 static void attend(int pos, int window, int ratio, int top_k, const int32_t *selected, int n_selected, const float *sink, double *o)
 {
     struct rig r;
@@ -50,7 +50,8 @@ static void attend(int pos, int window, int ratio, int top_k, const int32_t *sel
     rig_close(&r);
 }
 
-/* Lists carry their length, so nothing is masked in front; none selected leaves the window and the sink, one at the very end counts. */
+/* Lists carry their length, so nothing is masked in front; none selected leaves the window and the sink, one at the
+ * very end counts. */
 static void b102_short_lists(void)
 {
     enum { POS = 299, TOP_K = 16 };
@@ -123,7 +124,8 @@ static void b104_clamps(void)
                 const double u = limited ? fmax(-10, fmin((double)up[i], 10)) : (double)up[i];
                 const double wanted = g / (1 + exp(-g)) * u * (shared ? 1 : 1.5);
                 if (!(fabs(rig_get(&m.a.y, 0, i) - wanted) <= 2e-6 * fabs(wanted) + 1e-30))
-                    fail_msg("gate %g, up %g, limit %d: %.9g, wanted %.9g", (double)gate[i], (double)up[i], limited * 10, rig_get(&m.a.y, 0, i), wanted);
+                    fail_msg("gate %g, up %g, limit %d: %.9g, wanted %.9g", (double)gate[i], (double)up[i],
+                             limited * 10, rig_get(&m.a.y, 0, i), wanted);
             }
             rig_close(&m.r);
         }
@@ -147,8 +149,8 @@ static void check_close(const char *dir, int32_t n, const char *what, const floa
     free(b);
 }
 
-/* hc_eps and rms_norm_eps are different numbers in different places: each matters, and not as the other does. The op's formula with hc_eps
- * of its own is test_ref_hc's. */
+/* hc_eps and rms_norm_eps are different numbers in different places: each matters, and not as the other does. The op's
+ * formula with hc_eps of its own is test_ref_hc's. */
 static void b105_eps_of_streams_and_norms(void **state)
 {
     enum { N = 6 };

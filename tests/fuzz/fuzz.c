@@ -52,7 +52,8 @@ static void dir_remove(void)
 const char *fuzz_dir(void)
 {
     if (!g_dir[0]) {
-        (void)snprintf(g_dir, sizeof g_dir, "%s/nibble-fuzz-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+        (void)snprintf(g_dir, sizeof g_dir, "%s/nibble-fuzz-XXXXXX",
+                       access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
         FUZZ_CHECK(mkdtemp(g_dir) != NULL);
         (void)atexit(dir_remove);
     }

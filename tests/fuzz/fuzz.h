@@ -1,5 +1,5 @@
-/* What fuzz targets share. A target is one function over bytes; libFuzzer drives it (cmake -DNIB_FUZZ=ON), or replay.c over the
- * files of its corpus in every build. Targets abort where a promise of the interface is broken. */
+/* What fuzz targets share. A target is one function over bytes; libFuzzer drives it (cmake -DNIB_FUZZ=ON), or replay.c
+ * over the files of its corpus in every build. Targets abort where a promise of the interface is broken. */
 #ifndef FUZZ_H
 #define FUZZ_H
 
@@ -18,8 +18,8 @@ const char *fuzz_dir(void);
 void        fuzz_dir_write(const char *name, const void *data, size_t n);
 void        fuzz_dir_remove(const char *name);
 
-/* Inputs of several parts are separated by zero bytes. The next part, always with a NUL behind it; *rest moves on. Owned by the
- * caller (free). */
+/* Inputs of several parts are separated by zero bytes. The next part, always with a NUL behind it; *rest moves on.
+ * Owned by the caller (free). */
 char *fuzz_part(const uint8_t **rest, size_t *n_rest, size_t *n);
 
 /* Abort unless the text of a failure is there, is the status's, and is one line. */

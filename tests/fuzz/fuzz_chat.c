@@ -22,7 +22,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     n -= 2;
     size_t n_messages, n_tools, n_context;
     char *messages = fuzz_part(&data, &n, &n_messages), *tools = fuzz_part(&data, &n, &n_tools), *context = fuzz_part(&data, &n, &n_context);
-    const enum nib_status status = nib_chat_encode(&o, messages, n_tools ? tools : NULL, n_context ? context : NULL, &p, &err);
+    const enum nib_status status = nib_chat_encode(&o, messages, n_tools ? tools : NULL, n_context ? context : NULL, &p,
+                                                   &err);
     if (status != NIB_OK) {
         fuzz_check_error(status, &err);
         FUZZ_CHECK(!p.text.data && !p.content);
@@ -30,7 +31,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         size_t end = 0;
         FUZZ_CHECK(strlen(p.text.data) <= p.text.n);
         for (size_t i = 0; i < p.n_content; i++) {
-            FUZZ_CHECK(p.content[i].start >= end && p.content[i].end >= p.content[i].start && p.content[i].end <= p.text.n);
+            FUZZ_CHECK(p.content[i].start >= end && p.content[i].end >= p.content[i].start &&
+                       p.content[i].end <= p.text.n);
             end = p.content[i].end;
         }
     }

@@ -1,4 +1,5 @@
-/* config.json, generation_config.json and hf_quant_config.json, separated by zero bytes; the last two may be left out. */
+/* config.json, generation_config.json and hf_quant_config.json, separated by zero bytes; the last two may be left
+ * out. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -24,7 +25,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         fuzz_check_error(status, &err);
         return 0;
     }
-    FUZZ_CHECK(c.n_layers >= 1 && c.n_layers <= NIB_LAYERS_MAX && c.n_heads % c.n_groups == 0 && c.top_k <= c.n_experts);
+    FUZZ_CHECK(c.n_layers >= 1 && c.n_layers <= NIB_LAYERS_MAX && c.n_heads % c.n_groups == 0 &&
+               c.top_k <= c.n_experts);
     FUZZ_CHECK(c.bos_id < c.vocab && c.eos_id < c.vocab && c.n_rot <= c.head_dim && c.temperature >= 0);
     float freq[4096];
     for (int compressed = 0; compressed < 2; compressed++) {

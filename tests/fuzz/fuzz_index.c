@@ -1,5 +1,5 @@
-/* model.safetensors.index.json beside two shards: the first holds "a" and "b", the second "b" and "c". Behind a zero byte names of
- * more files, one a line, which hold nothing. An empty index is none: then the folder decides. */
+/* model.safetensors.index.json beside two shards: the first holds "a" and "b", the second "b" and "c". Behind a zero
+ * byte names of more files, one a line, which hold nothing. An empty index is none: then the folder decides. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Generated text behind a letter of options and one that tells how to cut it. Pieces must give what the whole gives, and the events
- * must add up to the reply. */
+/* Generated text behind a letter of options and one that tells how to cut it. Pieces must give what the whole gives,
+ * and the events must add up to the reply. */
 #include <stdlib.h>
 #include <string.h>
 

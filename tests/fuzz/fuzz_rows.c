@@ -1,5 +1,5 @@
-/* What a user hands to the program: behind a letter a file of ids ('i'), a list of them ('l'), text ('u'), rows to be scored ('s'), or a
- * calibration text. */
+/* What a user hands to the program: behind a letter a file of ids ('i'), a list of them ('l'), text ('u'), rows to be
+ * scored ('s'), or a calibration text. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
-/* A request's body through the server's handlers, and tokens through the choices that follow: no sockets, no engine. Two letters of
- * options, the body up to a zero byte, and what the model is to say. The engine's place is taken by functions of this file, which hold
- * the handlers to nibble.h's words about requests, and draw the wanted tokens wherever the request allows them. */
+/* A request's body through the server's handlers, and tokens through the choices that follow: no sockets, no engine.
+ * Two letters of options, the body up to a zero byte, and what the model is to say. The engine's place is taken by
+ * functions of this file, which hold the handlers to nibble.h's words about requests, and draw the wanted tokens
+ * wherever the request allows them. */
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -14,8 +15,8 @@ enum { N_REQUESTS_MAX = 20, N_TOKENS_MAX = 96, CONTEXT = 4096 };
 
 /* The first letter. */
 enum { ROUTE = 3, CANCELS = 4, FAILS = 8 };
-/* The second: the reply is ids, two bytes each; control tokens in messages count; the older release's rules; the small endpoints, for
- * which the body is what follows the path. */
+/* The second: the reply is ids, two bytes each; control tokens in messages count; the older release's rules; the small
+ * endpoints, for which the body is what follows the path. */
 enum { AS_IDS = 1, ALLOWS_CONTROL = 2, PREVIEW = 4, SMALL = 8 };
 
 struct nib_request {
@@ -100,7 +101,8 @@ enum nib_status nib_server_submit(struct nib_server *s, const struct nib_request
 {
     const struct nib_sampling *p = &a->sampling;
     (void)s;
-    FUZZ_CHECK(a->n_prompt >= 0 && a->n_prompt < CONTEXT && a->n_max >= 0 && a->n_min >= 0 && a->n_top >= 0 && a->n_top <= 20);
+    FUZZ_CHECK(a->n_prompt >= 0 && a->n_prompt < CONTEXT && a->n_max >= 0 && a->n_min >= 0 && a->n_top >= 0 &&
+               a->n_top <= 20);
     check_ids(a->prompt, a->n_prompt);
     check_ids(a->stop_id, a->n_stop);
     for (int32_t i = 0; i < a->n_bias; i++) {
@@ -108,8 +110,8 @@ enum nib_status nib_server_submit(struct nib_server *s, const struct nib_request
         FUZZ_CHECK(!isnan(a->bias[i].bias) && a->bias[i].bias <= 100);
     }
     FUZZ_CHECK(p->temperature >= 0 && p->temperature <= 2 && p->top_p > 0 && p->top_p <= 1 && p->top_k >= 0);
-    FUZZ_CHECK(p->min_p >= 0 && p->min_p <= 1 && p->repetition > 0 && isfinite(p->repetition) && fabsf(p->presence) <= 2 &&
-               fabsf(p->frequency) <= 2);
+    FUZZ_CHECK(p->min_p >= 0 && p->min_p <= 1 && p->repetition > 0 && isfinite(p->repetition) &&
+               fabsf(p->presence) <= 2 && fabsf(p->frequency) <= 2);
     if (g_submit_status != NIB_OK || g_n_requests == N_REQUESTS_MAX) {
         err->status = g_submit_status != NIB_OK ? g_submit_status : NIB_E_LIMIT;
         (void)strcpy(err->text, "no room");
@@ -208,7 +210,8 @@ static void step(struct nib_request *r, int32_t wanted)
         take_allowed(r, next.allowed, next.n_allowed);
 }
 
-/* All requests a token each in turn, the k-th from the k-th wanted one on; where the wanted ones end, the end of sentence. */
+/* All requests a token each in turn, the k-th from the k-th wanted one on; where the wanted ones end, the end of
+ * sentence. */
 static void run_requests(struct exchange *x, const struct nib_ids *wanted, uint8_t options)
 {
     const int32_t eos = nib_model_get_info(g_model)->eos_id;

@@ -23,7 +23,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         const unsigned char *p = s.entry[i].data;
         uint64_t bytes;
         FUZZ_CHECK(s.entry[i].name[0] != '\0');
-        FUZZ_CHECK(nib_st_tensor_bytes(s.entry[i].dtype, s.entry[i].n_dims, s.entry[i].shape, &bytes) && bytes == s.entry[i].bytes);
+        FUZZ_CHECK(nib_st_tensor_bytes(s.entry[i].dtype, s.entry[i].n_dims, s.entry[i].shape, &bytes) &&
+                   bytes == s.entry[i].bytes);
         FUZZ_CHECK(bytes <= n && p >= (unsigned char *)s.map + 8 && p + bytes <= (unsigned char *)s.map + n);
         for (uint64_t k = 0; k < bytes; k++)
             sum += p[k];

@@ -161,8 +161,8 @@ static void test_lengths(void **state)
         const struct result r = run_length(&f, goldens, k_lengths[i]);
         if (!r.present)
             continue;
-        printf("%5d tokens: logits %.2e, mtp %.2e, argmax %d/%d, leading rows %d/%d, nll %.6f wanted %.6f\n", (int)r.n, r.logits, r.mtp,
-               (int)r.n_equal, (int)r.n, (int)r.n_lead_equal, (int)r.n_lead, r.nll, r.nll_wanted);
+        printf("%5d tokens: logits %.2e, mtp %.2e, argmax %d/%d, leading rows %d/%d, nll %.6f wanted %.6f\n", (int)r.n,
+               r.logits, r.mtp, (int)r.n_equal, (int)r.n, (int)r.n_lead_equal, (int)r.n_lead, r.nll, r.nll_wanted);
         fflush(stdout);
         n_seen++;
         n_positions += r.n;
@@ -182,8 +182,8 @@ static void test_lengths(void **state)
     fixture_close(&f);
     nib_checkpoint_close(goldens);
     const double agreement = (double)n_equal / (double)n_positions, d_nll = (nll - nll_wanted) / (double)n_nll;
-    printf("%s on %s: %d lengths, %lld positions, argmax agreement %.4f, mean nll off by %+.6f\n", k_variants[g_variant], g_backend,
-           (int)n_seen, (long long)n_positions, agreement, d_nll);
+    printf("%s on %s: %d lengths, %lld positions, argmax agreement %.4f, mean nll off by %+.6f\n",
+           k_variants[g_variant], g_backend, (int)n_seen, (long long)n_positions, agreement, d_nll);
     assert_true(n_seen > 0);
     assert_int_equal(n_bad, 0);
     if (g_variant == W4A4) {

@@ -59,7 +59,8 @@ static void test_same(void **state)
     assert_memory_equal(logits[0], logits[1], n * sizeof(float));
     if (mtp)
         assert_memory_equal(mtp_logits[0], mtp_logits[1], n * sizeof(float));
-    printf("%s: %d rows of logits equal bit for bit%s\n", g_backend, N_TOKENS, mtp ? ", MTP too" : ", no MTP block in both");
+    printf("%s: %d rows of logits equal bit for bit%s\n", g_backend, N_TOKENS,
+           mtp ? ", MTP too" : ", no MTP block in both");
     for (int i = 0; i < 2; i++) {
         free(logits[i]);
         free(mtp_logits[i]);

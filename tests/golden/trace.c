@@ -69,7 +69,8 @@ static void compare_rows(const char *name, const struct nib_mat *m, bool top)
     float *packed = malloc((size_t)N_LAST * (size_t)m->cols * sizeof *packed);
     assert_non_null(packed);
     for (int32_t t = 0; t < N_LAST; t++)
-        memcpy(packed + (size_t)t * (size_t)m->cols, (const float *)m->data + (first + t) * m->stride, (size_t)m->cols * sizeof(float));
+        memcpy(packed + (size_t)t * (size_t)m->cols, (const float *)m->data + (first + t) * m->stride,
+               (size_t)m->cols * sizeof(float));
     compare(name, packed, (size_t)N_LAST * (size_t)m->cols, top);
     free(packed);
 }
@@ -113,7 +114,8 @@ static enum nib_status watch_q_rope(struct nib_stream *s, const struct nib_q_rop
     float *q = malloc((size_t)N_LAST * (size_t)a->q.cols * sizeof *q);
     assert_non_null(q);
     for (int32_t t = 0; t < N_LAST; t++) {
-        memcpy(q + (size_t)t * (size_t)a->q.cols, (const float *)a->q.data + (FIRST + t) * a->q.stride, (size_t)a->q.cols * sizeof(float));
+        memcpy(q + (size_t)t * (size_t)a->q.cols, (const float *)a->q.data + (FIRST + t) * a->q.stride,
+               (size_t)a->q.cols * sizeof(float));
         for (int32_t h = 0; h < a->n_heads; h++)
             rotate_back(q + (size_t)t * (size_t)a->q.cols + h * a->head_dim, a->head_dim, &a->rope, FIRST + t);
     }
@@ -134,7 +136,8 @@ static enum nib_status watch_kv_insert(struct nib_stream *s, const struct nib_kv
     float *kv = malloc((size_t)N_LAST * (size_t)d * sizeof *kv);
     assert_non_null(kv);
     for (int32_t t = 0; t < N_LAST; t++) {
-        memcpy(kv + (size_t)t * (size_t)d, stored_row(&a->window, a->rows->window_page, FIRST + t), (size_t)d * sizeof(float));
+        memcpy(kv + (size_t)t * (size_t)d, stored_row(&a->window, a->rows->window_page, FIRST + t),
+               (size_t)d * sizeof(float));
         rotate_back(kv + (size_t)t * (size_t)d, d, &a->rope, FIRST + t);
     }
     compare("kv_normed", kv, (size_t)N_LAST * (size_t)d, false);
@@ -151,7 +154,8 @@ static enum nib_status watch_compress(struct nib_stream *s, const struct nib_com
     float *e = malloc((size_t)n * (size_t)a->width * sizeof *e);
     assert_non_null(e);
     for (int32_t i = 0; i < n; i++)
-        memcpy(e + (size_t)i * (size_t)a->width, stored_row(&a->entries, a->rows->entry_page, i), (size_t)a->width * sizeof(float));
+        memcpy(e + (size_t)i * (size_t)a->width, stored_row(&a->entries, a->rows->entry_page, i),
+               (size_t)a->width * sizeof(float));
     compare("compressed_kv", e, (size_t)n * (size_t)a->width, false);
     free(e);
     return status;
@@ -163,7 +167,8 @@ static enum nib_status watch_index_select(struct nib_stream *s, const struct nib
     mine.scores = g.scores;
     const enum nib_status status = g.inner->index_select(s, &mine);
     const int32_t n = N_TOKENS / a->ratio;
-    float *want = golden_copy(golden_find(g.goldens, "layers.%d.index_scores", (int)g.layer)), *got = malloc((size_t)N_LAST * (size_t)n * 4);
+    float *want = golden_copy(golden_find(g.goldens, "layers.%d.index_scores",
+                                          (int)g.layer)), *got = malloc((size_t)N_LAST * (size_t)n * 4);
     int32_t *top = golden_copy(golden_find(g.goldens, "layers.%d.index_topk", (int)g.layer));
     assert_non_null(got);
     for (int32_t t = 0; t < N_LAST; t++)
@@ -201,7 +206,8 @@ static enum nib_status watch_linear(struct nib_stream *s, const struct nib_linea
 static void compare_routes(int32_t top_k)
 {
     int32_t *want = golden_copy(golden_find(g.goldens, "layers.%d.router_experts", (int)g.layer));
-    float *weight = golden_copy(golden_find(g.goldens, "layers.%d.router_weights", (int)g.layer)), *got = malloc((size_t)(N_LAST * top_k) * 4);
+    float *weight = golden_copy(golden_find(g.goldens, "layers.%d.router_weights",
+                                            (int)g.layer)), *got = malloc((size_t)(N_LAST * top_k) * 4);
     assert_non_null(got);
     for (int32_t i = 0; i < N_LAST * top_k; i++) {
         const int32_t row = i / top_k * top_k, base = FIRST * top_k + row;
@@ -290,7 +296,8 @@ static void test_trace(void **state)
     int32_t *ids = golden_copy(golden_find(g.goldens, "ids.%d", N_TOKENS));
     float *logits = malloc((size_t)N_LAST * (size_t)g.f.vocab * sizeof *logits);
     assert_non_null(logits);
-    fixture_run(&g.f, seq, &(struct run){.ids = ids, .n = N_TOKENS, .chunk = N_TOKENS, .n_last = N_LAST, .logits = logits});
+    fixture_run(&g.f, seq,
+                &(struct run){.ids = ids, .n = N_TOKENS, .chunk = N_TOKENS, .n_last = N_LAST, .logits = logits});
     compare("logits", logits, (size_t)N_LAST * (size_t)g.f.vocab, true);
     printf("%s: %d tensors compared, %d outside 1e-5 of their maximum\n", g_backend, (int)g.n_compared, (int)g.n_bad);
     assert_int_equal(g.n_bad, 0);

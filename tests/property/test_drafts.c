@@ -1,6 +1,6 @@
-/* Drafts change nothing but the speed: the same greedy text, log-probabilities and state, bit for bit, whatever the guesses are. A
- * hook replaces the guesses, since the model's own are right so often that they would hide a wrong roll-back. B numbers are those of
- * the public faults that a test restates. */
+/* Drafts change nothing but the speed: the same greedy text, log-probabilities and state, bit for bit, whatever the
+ * guesses are. A hook replaces the guesses, since the model's own are right so often that they would hide a wrong
+ * roll-back. B numbers are those of the public faults that a test restates. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -87,8 +87,8 @@ static struct nib_seq *fork_of(struct nib_seq *s)
 }
 
 /* Continue seq with ids, then up to n_max tokens. */
-static void generate(struct fixture *f, struct nib_seq *seq, const int32_t *ids, int32_t n_ids, int32_t n_max, int32_t n_drafts,
-                     int32_t stop_id, struct text *t)
+static void generate(struct fixture *f, struct nib_seq *seq, const int32_t *ids, int32_t n_ids, int32_t n_max,
+                     int32_t n_drafts, int32_t stop_id, struct text *t)
 {
     struct nib_error err = {0};
     const struct nib_generate_args a = {.seq = seq, .prompt = ids, .n_prompt = n_ids, .n_max = n_max, .stop_id = &stop_id,
@@ -210,7 +210,8 @@ static void check_start(struct fixture *f, int32_t start, int stride, int *n_cas
             if ((*n_case)++ % stride != 0 || (k_drafts[d] == 8 && j % 4 != 0))
                 continue;
             char what[96];
-            (void)snprintf(what, sizeof what, "start %d, %d drafts, wrong from %d", (int)start, (int)k_drafts[d], (int)j);
+            (void)snprintf(what, sizeof what, "start %d, %d drafts, wrong from %d", (int)start, (int)k_drafts[d],
+                           (int)j);
             struct force w = {&want, start + 1, j, f->vocab, (uint32_t)start * 977 + (uint32_t)j};
             struct nib_drafts *drafts = &f->engine->drafts;
             struct nib_seq *seq = fork_of(prefix);
@@ -276,8 +277,8 @@ static void test_same_text(void **state)
     fixture_close(&f);
 }
 
-/* A text ends at the same token, and leaves the same tokens in the sequence, wherever among the drafts its end lies. B49: nothing
- * comes after it. */
+/* A text ends at the same token, and leaves the same tokens in the sequence, wherever among the drafts its end lies.
+ * B49: nothing comes after it. */
 static void test_ends(void **state)
 {
     (void)state;
@@ -315,15 +316,16 @@ static void test_ends(void **state)
             f.engine->drafts.force = NULL;
             expect_same("ends", &got, &want);
             assert_memory_equal(got.token + 380, want.token + 380, 4 * sizeof(int32_t));
-            assert_int_equal(got.result.reason, kind == 0 ? NIB_STOP_ID : kind == 1 ? NIB_STOP_CALLBACK : NIB_STOP_LENGTH);
+            assert_int_equal(got.result.reason,
+                             kind == 0 ? NIB_STOP_ID : kind == 1 ? NIB_STOP_CALLBACK : NIB_STOP_LENGTH);
         }
     nib_seq_close(prefix);
     expect_pool_empty(&f);
     fixture_close(&f);
 }
 
-/* n_rollback tokens can be taken back after rejected drafts that reach behind the end: the callback ends the text, which the drafts
- * do not know beforehand. */
+/* n_rollback tokens can be taken back after rejected drafts that reach behind the end: the callback ends the text,
+ * which the drafts do not know beforehand. */
 static void test_truncate_after_drafts(void **state)
 {
     (void)state;
@@ -361,7 +363,8 @@ static void test_truncate_after_drafts(void **state)
     fixture_close(&f);
 }
 
-/* B42: pages behind the window are given back while drafts come and go. 20,000 tokens with NIB_TEST_LONG set, else fewer. */
+/* B42: pages behind the window are given back while drafts come and go. 20,000 tokens with NIB_TEST_LONG set, else
+ * fewer. */
 static void test_window_pages(void **state)
 {
     (void)state;
@@ -372,7 +375,8 @@ static void test_window_pages(void **state)
         struct fixture f = open_engine(&g_settings[0], 4, n_ctx);
         struct nib_seq *seq = open_seq(&f);
         const struct nib_page_set *pages = &f.engine->rank.pool.window;
-        const int32_t bound = (127 + 16 + 4) / 128 + 2; /* window + roll-back + drafts in whole pages, one more at each end */
+        const int32_t bound = (127 + 16 + 4) / 128 + 2; /* window + roll-back + drafts in whole pages, one more at each
+                                                           end */
         for (int32_t done = 0; done < n_tokens; done += 200) {
             if (nib_seq_length(seq) + 210 > n_ctx)
                 assert_int_equal(nib_seq_truncate(seq, 0), NIB_OK);
@@ -382,8 +386,8 @@ static void test_window_pages(void **state)
             f.engine->drafts.force_user = &w;
             generate(&f, seq, g_ids + done % 500, 1, 200, drafts ? 4 : 0, -1, &t);
             if (pages->n - pages->n_free > bound)
-                fail_msg("after %d tokens %d window pages are in use, wanted at most %d", (int)done, (int)(pages->n - pages->n_free),
-                         (int)bound);
+                fail_msg("after %d tokens %d window pages are in use, wanted at most %d", (int)done,
+                         (int)(pages->n - pages->n_free), (int)bound);
         }
         nib_seq_close(seq);
         expect_pool_empty(&f);
@@ -416,8 +420,8 @@ static double share_accepted(const struct text *t)
     return (double)t->result.n_accepted / (double)t->result.n_drafted;
 }
 
-/* B48, B52: the drafts' own state is filled by a prompt in one piece, in chunks, and behind a fork alike. One draft a step: the
- * checkpoint's MTP block was trained for that, and its reference share is 0.998. */
+/* B48, B52: the drafts' own state is filled by a prompt in one piece, in chunks, and behind a fork alike. One draft a
+ * step: the checkpoint's MTP block was trained for that, and its reference share is 0.998. */
 static void test_acceptance(void **state)
 {
     (void)state;
@@ -446,7 +450,8 @@ static void test_acceptance(void **state)
         assert_int_equal(t[i].result.n_drafted, t[0].result.n_drafted);
     }
     if (!(share_accepted(&t[0]) > 0.5))
-        fail_msg("%d of %d drafts accepted, wanted more than half", (int)t[0].result.n_accepted, (int)t[0].result.n_drafted);
+        fail_msg("%d of %d drafts accepted, wanted more than half", (int)t[0].result.n_accepted,
+                 (int)t[0].result.n_drafted);
     nib_seq_close(seq);
     nib_seq_close(prefix);
     fixture_close(&f);

@@ -1,5 +1,6 @@
-/* B49, B50: at temperatures above 0 drafts leave the distribution as it is. Texts of three tokens are drawn many times with and
- * without drafts and compared by chi-square; the first token's counts are also held to the softmax of the prompt's own logits. */
+/* B49, B50: at temperatures above 0 drafts leave the distribution as it is. Texts of three tokens are drawn many times
+ * with and without drafts and compared by chi-square; the first token's counts are also held to the softmax of the
+ * prompt's own logits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <math.h>
@@ -40,7 +41,8 @@ static struct nib_seq *open_seq(struct fixture *f)
 }
 
 struct text {
-    int32_t n, token[256], stop_id, most; /* most: the callback ends the text there, which the drafts do not know; 0: never */
+    int32_t n, token[256], stop_id, most; /* most: the callback ends the text there, which the drafts do not know; 0:
+                                             never */
     bool    after_stop;
 };
 
@@ -53,8 +55,8 @@ static bool on_token(void *user, int32_t token, float logprob)
     return t->n != t->most;
 }
 
-static struct nib_generate_result run(struct fixture *f, struct nib_seq *seq, const int32_t *ids, int32_t n_ids, int32_t n_max,
-                                      int32_t n_drafts, const struct nib_sampling *s, struct text *t)
+static struct nib_generate_result run(struct fixture *f, struct nib_seq *seq, const int32_t *ids, int32_t n_ids,
+                                      int32_t n_max, int32_t n_drafts, const struct nib_sampling *s, struct text *t)
 {
     struct nib_error err = {0};
     struct nib_generate_result r;
@@ -69,8 +71,8 @@ static struct nib_generate_result run(struct fixture *f, struct nib_seq *seq, co
 
 /* ---- Chi-square ---- */
 
-/* Upper tail of the chi-square distribution by the Wilson-Hilferty approximation; at p = 0.001 it is right to 10 % from 3 degrees
- * of freedom on. */
+/* Upper tail of the chi-square distribution by the Wilson-Hilferty approximation; at p = 0.001 it is right to 10 % from
+ * 3 degrees of freedom on. */
 static double chi_square_p(double x, int32_t degrees)
 {
     const double k = degrees, z = (cbrt(x / k) - (1 - 2 / (9 * k))) / sqrt(2 / (9 * k));
@@ -133,7 +135,8 @@ static double one_sample_p(const int32_t *count, const double *p, int32_t n, int
 
 /* ---- B49 ---- */
 
-/* One setting of the sampler and a way of drafting: the MTP block's own draws, or a hook's certain guesses, most of them wrong. */
+/* One setting of the sampler and a way of drafting: the MTP block's own draws, or a hook's certain guesses, most of
+ * them wrong. */
 struct case_of {
     const char         *name;
     struct nib_sampling sampling;
@@ -148,8 +151,8 @@ static void guess_likely(void *user, int32_t position, int32_t n, int32_t *token
         token[i] = likely[(position + i) % 4];
 }
 
-static void count(struct fixture *f, struct nib_seq *prefix, const struct case_of *c, int32_t n_drafts, uint64_t seed0, int32_t eos,
-                  int32_t *counts, int32_t *n_eos, struct nib_generate_result *total)
+static void count(struct fixture *f, struct nib_seq *prefix, const struct case_of *c, int32_t n_drafts, uint64_t seed0,
+                  int32_t eos, int32_t *counts, int32_t *n_eos, struct nib_generate_result *total)
 {
     const size_t vocab = (size_t)f->vocab;
     struct text t = {.stop_id = eos, .most = N_DEPTH};
@@ -173,8 +176,8 @@ static void count(struct fixture *f, struct nib_seq *prefix, const struct case_o
     }
 }
 
-/* The commonest second token of the plain texts stands in for the end of sentence, which this model rarely draws early: as a stop
- * token it lies among the drafts. */
+/* The commonest second token of the plain texts stands in for the end of sentence, which this model rarely draws early:
+ * as a stop token it lies among the drafts. */
 static int32_t commonest(const int32_t *count, int32_t n)
 {
     int32_t best = 0;
@@ -208,7 +211,8 @@ static void check_case(struct fixture *f, struct nib_seq *prefix, const struct c
     f->engine->drafts.force = NULL;
     for (int32_t d = 0; d < N_DEPTH; d++) {
         const double p = two_sample_p(plain + (size_t)d * vocab, drafted + (size_t)d * vocab, f->vocab);
-        printf("%s: token %d: p = %.4f (commonest %d)\n", c->name, (int)d, p, (int)commonest(drafted + (size_t)d * vocab, f->vocab));
+        printf("%s: token %d: p = %.4f (commonest %d)\n", c->name, (int)d, p,
+               (int)commonest(drafted + (size_t)d * vocab, f->vocab));
         if (!(p > 0.001))
             fail_msg("%s: token %d has another distribution with drafts, p = %g", c->name, (int)d, p);
     }
@@ -264,8 +268,8 @@ static void choose_prompt(struct fixture *f, float *logits)
         }
     }
     memcpy(logits, all + (size_t)(g_n_prompt - 1) * vocab, vocab * sizeof *logits);
-    printf("prompt of %d tokens, entropy of the next two %.2f and %.2f nats\n", (int)g_n_prompt, entropy[g_n_prompt - 1],
-           entropy[g_n_prompt]);
+    printf("prompt of %d tokens, entropy of the next two %.2f and %.2f nats\n", (int)g_n_prompt,
+           entropy[g_n_prompt - 1], entropy[g_n_prompt]);
     assert_true(most > 0.5);
     free(all);
     nib_seq_close(seq);
@@ -322,8 +326,8 @@ static double random_unit(uint64_t *seed)
     return (double)(*seed >> 11) * 0x1p-53;
 }
 
-/* Verify two drafts 20,000 times against fixed rows of logits. The first token must have the distribution of row 0 whatever the
- * draft was drawn from; the second one, where the first draft stayed, that of row 1. */
+/* Verify two drafts 20,000 times against fixed rows of logits. The first token must have the distribution of row 0
+ * whatever the draft was drawn from; the second one, where the first draft stayed, that of row 1. */
 static void test_verdict(void **state)
 {
     (void)state;
@@ -352,7 +356,8 @@ static void test_verdict(void **state)
             p[(size_t)row * vocab + i] /= sum;
     }
     memcpy(e->rank.work.logits.data, logits, (K + 1) * vocab * sizeof *logits);
-    for (int kind = 0; kind < 4; kind++) { /* q: unlike p, half of it where p is 0; p itself; one id; a hook's certain id */
+    for (int kind = 0; kind < 4; kind++) { /* q: unlike p, half of it where p is 0; p itself; one id; a hook's certain
+                                              id */
         memset(counts, 0, K * vocab * sizeof *counts);
         n_second = n_accepted = 0;
         e->drafts.drawn = kind != 3;
@@ -383,7 +388,8 @@ static void test_verdict(void **state)
             }
         }
         const double p0 = one_sample_p(counts, p, f.vocab, N), p1 = one_sample_p(counts + vocab, p + vocab, f.vocab, n_second);
-        printf("q of kind %d: p = %.4f and %.4f; %d of %d drafts accepted\n", kind, p0, p1, (int)n_accepted, N + n_second);
+        printf("q of kind %d: p = %.4f and %.4f; %d of %d drafts accepted\n", kind, p0, p1, (int)n_accepted,
+               N + n_second);
         assert_true(p0 > 0.001);
         assert_true(p1 > 0.001);
         if (kind == 1)
@@ -395,7 +401,8 @@ static void test_verdict(void **state)
     fixture_close(&f);
 }
 
-/* The same seed gives the same text, drafts and all, and another number of drafts another text of the same distribution. */
+/* The same seed gives the same text, drafts and all, and another number of drafts another text of the same
+ * distribution. */
 static void test_seed(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* A sequence's logits depend on its own tokens alone, bit for bit: however a prompt is cut, whoever else is in the batch,
- * however many threads run, and whether or not the state was forked, restored or cut back in between. Every row's logits (and the
- * MTP block's) are compared as bits with those of one undisturbed pass. */
+/* A sequence's logits depend on its own tokens alone, bit for bit: however a prompt is cut, whoever else is in the
+ * batch, however many threads run, and whether or not the state was forked, restored or cut back in between. Every
+ * row's logits (and the MTP block's) are compared as bits with those of one undisturbed pass. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -77,8 +77,8 @@ static struct nib_seq *open_seq(struct fixture *f)
 }
 
 /* One step over several sequences; hash[i] of every row's two sets of logits, in row order. */
-static void step(struct fixture *f, int32_t n_seqs, struct nib_seq *const *seq, const int32_t *const *ids, const int32_t *n,
-                 uint64_t *hash)
+static void step(struct fixture *f, int32_t n_seqs, struct nib_seq *const *seq, const int32_t *const *ids,
+                 const int32_t *n, uint64_t *hash)
 {
     struct nib_error err = {0};
     int32_t token[512], start[9] = {0}, row[512];
@@ -97,7 +97,8 @@ static void step(struct fixture *f, int32_t n_seqs, struct nib_seq *const *seq, 
     if (nib_step(f->engine, &b, logits, mtp, &err) != NIB_OK)
         fail_msg("%s", err.text);
     for (int32_t i = 0; i < rows; i++)
-        hash[i] = hash_row(mtp + (size_t)i * vocab, f->vocab, hash_row(logits + (size_t)i * vocab, f->vocab, 0xcbf29ce484222325u));
+        hash[i] = hash_row(mtp + (size_t)i * vocab, f->vocab,
+                           hash_row(logits + (size_t)i * vocab, f->vocab, 0xcbf29ce484222325u));
     free(logits);
     free(mtp);
 }
@@ -150,8 +151,8 @@ static void check_chunks(struct fixture *f, const uint64_t *want, int stride)
     }
 }
 
-/* Four sequences at different offsets of the same text, in random portions; each must see what it sees alone. The first is the
- * undisturbed one; the others start elsewhere, so they are compared with themselves alone. */
+/* Four sequences at different offsets of the same text, in random portions; each must see what it sees alone. The first
+ * is the undisturbed one; the others start elsewhere, so they are compared with themselves alone. */
 static void check_neighbours(struct fixture *f, const uint64_t *want)
 {
     enum { N = 4 };

@@ -1,4 +1,5 @@
-/* A step allocates nothing: the allocator is replaced by one that counts, and steps of several shapes must leave the count alone. */
+/* A step allocates nothing: the allocator is replaced by one that counts, and steps of several shapes must leave the
+ * count alone. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>

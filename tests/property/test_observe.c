@@ -1,5 +1,5 @@
-/* --trace and --compare: what they write, that they change nothing, that a right backend stays in bounds, and that a wrong value in any
- * op's result is found and named. */
+/* --trace and --compare: what they write, that they change nothing, that a right backend stays in bounds, and that a
+ * wrong value in any op's result is found and named. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <math.h>
@@ -277,7 +277,8 @@ static void test_wrong(void **state)
         char wanted[64];
         g.op = (enum nib_op)k;
         g.call = 0;
-        g.at_call = g.op == NIB_OP_COMPRESS ? 2 : 0; /* of layer 2: the first is layer 1's entries, then its index keys */
+        g.at_call = g.op == NIB_OP_COMPRESS ? 2 : 0; /* of layer 2: the first is layer 1's entries, then its index
+                                                        keys */
         (void)snprintf(wanted, sizeof wanted, "op '%s' in ", nib_op_name(g.op));
         const enum nib_status status = generate(&f, token, 4, &err);
         if (status != NIB_E_NUMERIC || strncmp(err.text, wanted, strlen(wanted)) != 0 || !strstr(err.text, "of step "))

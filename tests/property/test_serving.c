@@ -1,6 +1,6 @@
-/* The server of the library: whatever runs beside a request, however its prompt is cut, whether beginnings are kept, whether it has to
- * give up its place, it gets the tokens and log-probabilities that nib_generate gives alone, bit for bit. Known faults B41, B44, B78, B86
- * and B87, and the cache side of B96, B97 and B101. */
+/* The server of the library: whatever runs beside a request, however its prompt is cut, whether beginnings are kept,
+ * whether it has to give up its place, it gets the tokens and log-probabilities that nib_generate gives alone, bit for
+ * bit. Known faults B41, B44, B78, B86 and B87, and the cache side of B96, B97 and B101. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -90,8 +90,8 @@ static void test_too_long(void **state)
     free(j);
 }
 
-/* B97, B101: a prompt again, a conversation that grows, one that is edited. Everything up to a page border, or to the last kept one before
- * the edit, is there. */
+/* B97, B101: a prompt again, a conversation that grows, one that is edited. Everything up to a page border, or to the
+ * last kept one before the edit, is there. */
 static void test_hits(void **state)
 {
     (void)state;
@@ -129,7 +129,8 @@ static void test_hits(void **state)
     free(b);
 }
 
-/* B96: conversations that take turns do not drive each other out while there is room: from the second turn on only what is new is read. */
+/* B96: conversations that take turns do not drive each other out while there is room: from the second turn on only what
+ * is new is read. */
 static void test_interleaved(void **state)
 {
     (void)state;

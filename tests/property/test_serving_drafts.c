@@ -1,5 +1,5 @@
-/* Drafts inside batches change nothing but speed: at any temperature, with penalties, edits, stops, preemption and cached beginnings, a
- * request gets the tokens and log-probabilities that it gets alone without drafts, bit for bit. */
+/* Drafts inside batches change nothing but speed: at any temperature, with penalties, edits, stops, preemption and
+ * cached beginnings, a request gets the tokens and log-probabilities that it gets alone without drafts, bit for bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -43,7 +43,8 @@ static void test_same_text(void **state)
         jobs[i].n_max += 12; /* over a page border for some */
     struct alone *alone = jobs_alone(jobs, N);
     for (size_t k = 0; k < sizeof settings / sizeof settings[0]; k++) {
-        struct serving r = server_open_drafting(settings[k].n_running, settings[k].n_kept, 0, settings[k].n_prefill, settings[k].n_drafts);
+        struct serving r = server_open_drafting(settings[k].n_running, settings[k].n_kept, 0, settings[k].n_prefill,
+                                                settings[k].n_drafts);
         int32_t n_spoilt = 0;
         if (settings[k].spoils) {
             r.f.engine->drafts.force = spoil;
@@ -121,7 +122,8 @@ struct edits {
     int32_t    n_top_wrong;
 };
 
-/* Two tokens in four are free, one is either of two, one is given: the rows behind it were drawn before that was known. */
+/* Two tokens in four are free, one is either of two, one is given: the rows behind it were drawn before that was
+ * known. */
 static void prescribe(void *user, const struct nib_drawn_token *t, struct nib_next *next)
 {
     struct edits *e = user;

@@ -1,5 +1,5 @@
-/* Sequences in files: what is loaded continues bit for bit, and what is truncated, damaged, foreign or of another version is refused by
- * name, with nothing left behind. */
+/* Sequences in files: what is loaded continues bit for bit, and what is truncated, damaged, foreign or of another
+ * version is refused by name, with nothing left behind. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -128,7 +128,8 @@ static void expect_equal(const char *what, int32_t at, const uint64_t *got, cons
 
 static const int32_t k_lengths[] = {1, 2, 3, 4, 5, 7, 8, 9, 126, 127, 128, 129, 131, 132, 133, 255, 256, 257, 260};
 
-/* Saved, disturbed, loaded into a fresh engine with other pages in use, continued; cut back after loading; saved again. */
+/* Saved, disturbed, loaded into a fresh engine with other pages in use, continued; cut back after loading; saved
+ * again. */
 static void check_length(struct fixture *f, struct fixture *other, int32_t at, const uint64_t *want)
 {
     uint64_t hash[N_TOKENS];
@@ -214,7 +215,8 @@ static void expect_refused(struct fixture *f, enum nib_status status, const char
     struct nib_seq *s = (struct nib_seq *)&err;
     const enum nib_status got = nib_seq_load(f->engine, g_path, &s, &err);
     if (got != status || !strstr(err.text, text) || !strstr(err.text, g_path))
-        fail_msg("got '%s' (%s), wanted the path, '%s' and %s", err.text, nib_status_name(got), text, nib_status_name(status));
+        fail_msg("got '%s' (%s), wanted the path, '%s' and %s", err.text, nib_status_name(got), text,
+                 nib_status_name(status));
     assert_null(s);
     expect_pool_empty(f);
 }
@@ -299,7 +301,8 @@ static void test_foreign(void **state)
         fixture_close(&g);
     }
     nib_seq_close(seq);
-    write_back("{\"model\": \"something else entirely, and long enough for a header of eighty-eight bytes or so\"}", 94);
+    write_back("{\"model\": \"something else entirely, and long enough for a header of eighty-eight bytes or so\"}",
+               94);
     expect_refused(&f, NIB_E_FORMAT, "is not a saved sequence");
     fixture_close(&f);
 }

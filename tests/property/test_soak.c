@@ -47,7 +47,8 @@ static uint32_t below(uint32_t n)
 static void expect(bool ok, const char *what, const struct nib_error *err)
 {
     if (!ok)
-        fail_msg("seed %llu, operation %d: %s%s%s", (unsigned long long)g.seed, (int)g.at, what, err ? ": " : "", err ? err->text : "");
+        fail_msg("seed %llu, operation %d: %s%s%s", (unsigned long long)g.seed, (int)g.at, what, err ? ": " : "",
+                 err ? err->text : "");
 }
 
 static struct held *pick(void)
@@ -66,8 +67,8 @@ static uint64_t hash_row(const float *x, int32_t n)
     return h;
 }
 
-static void step(int32_t n_seqs, struct nib_seq *const *seq, const int32_t *start, const int32_t *token, const int32_t *row,
-                 int32_t n_rows, float *logits)
+static void step(int32_t n_seqs, struct nib_seq *const *seq, const int32_t *start, const int32_t *token,
+                 const int32_t *row, int32_t n_rows, float *logits)
 {
     struct nib_error err = {0};
     const struct nib_batch b = {.n_rows = start[n_seqs], .n_seqs = n_seqs, .n_logits = n_rows, .token = token, .seq_start = start,
@@ -254,7 +255,8 @@ static void test_soak(void **state)
     o.n_drafts = 4;
     g.random = g.seed;
     printf("seed %llu, %d operations\n", (unsigned long long)g.seed, (int)g.n_operations);
-    (void)snprintf(g.path, sizeof g.path, "%s/nibble-soak-%ld", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp", (long)getpid());
+    (void)snprintf(g.path, sizeof g.path, "%s/nibble-soak-%ld", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp",
+                   (long)getpid());
     g.f = fixture_open(MODEL_NVFP4, &o);
     for (g.at = 0; g.at < g.n_operations; g.at++) {
         operate();

@@ -1,4 +1,5 @@
-/* Checkpoints with something wrong, or something else, in them: a good one is read, changed in memory, and written to a fresh folder. */
+/* Checkpoints with something wrong, or something else, in them: a good one is read, changed in memory, and written to a
+ * fresh folder. */
 #ifndef HOSTILE_H
 #define HOSTILE_H
 
@@ -27,13 +28,14 @@ void               hostile_rename(struct hostile *h, const char *from, const cha
 void *hostile_add(struct hostile *h, const char *name, enum nib_st_dtype dtype, int32_t n_dims, const int64_t *shape);
 
 /* Replace a tensor's data by zeros of another type or shape. */
-void *hostile_reshape(struct hostile *h, const char *name, enum nib_st_dtype dtype, int32_t n_dims, const int64_t *shape);
+void *hostile_reshape(struct hostile *h, const char *name, enum nib_st_dtype dtype, int32_t n_dims,
+                      const int64_t *shape);
 
 /* Write the model to a fresh folder, which replaces the last one; valid until the next write or close. */
 const char *hostile_write(struct hostile *h);
 
-/* Open the folder's model and an engine (ref, with MTP if there is one). Neither a crash nor success: the error must have this status and
- * hold every one of the texts, up to NULL. */
+/* Open the folder's model and an engine (ref, with MTP if there is one). Neither a crash nor success: the error must
+ * have this status and hold every one of the texts, up to NULL. */
 void hostile_dir_refused(const char *dir, enum nib_status status, ...);
 
 /* The same after hostile_write. */

@@ -78,7 +78,8 @@ void fixture_run(struct fixture *f, struct nib_seq *seq, const struct run *r)
             if (r->logits && p >= r->n - r->n_last)
                 memcpy(r->logits + (size_t)(p - (r->n - r->n_last)) * vocab, row, vocab * sizeof(float));
             if (r->mtp && p >= r->n - r->n_mtp)
-                memcpy(r->mtp + (size_t)(p - (r->n - r->n_mtp)) * vocab, mtp + (size_t)l * vocab, vocab * sizeof(float));
+                memcpy(r->mtp + (size_t)(p - (r->n - r->n_mtp)) * vocab, mtp + (size_t)l * vocab,
+                       vocab * sizeof(float));
         }
     }
     free(rows);

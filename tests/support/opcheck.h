@@ -176,8 +176,8 @@ void oc_all(struct oc_case *c, oc_run_function *run, oc_judge_function *judge, c
 /* The same op with other arguments on the backend that is being judged: for judges that need a second result. */
 void oc_again(struct oc_case *c, oc_run_function *run, const void *data, struct oc_result *result);
 
-/* Open every backend and variant, or beside ref only the one of this name; the cpu backend with kernels of a level (NULL: its
- * best) beside the portable ones. False with a message on failure. */
+/* Open every backend and variant, or beside ref only the one of this name; the cpu backend with kernels of a level
+ * (NULL: its best) beside the portable ones. False with a message on failure. */
 bool oc_open(const char *backend, const char *cpu_level);
 void oc_close(void);
 extern const struct nib_dims oc_dims;

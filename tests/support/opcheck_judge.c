@@ -7,7 +7,8 @@
 double oc_dot_bound(double mag, int64_t n)
 {
     /* The cpu backend's longest chain: 8 products of a group, one scale and one sum for each group of 128 channels, 4
-     * folds, 2 scales at the end. The absolute part: products and sums may be subnormal, which loses up to 2^-149 each. */
+     * folds, 2 scales at the end. The absolute part: products and sums may be subnormal, which loses up to 2^-149
+     * each. */
     return ((double)n / 16 + 16) * OC_U * mag + (double)n * 0x1p-148;
 }
 

@@ -30,7 +30,8 @@ static enum nib_status write_json(const char *dir, const char *name, json_t *roo
     return status;
 }
 
-/* The settings of NVIDIA's exporter: experts in config.json, details beside it. `wrong`: everything is said to be excluded. */
+/* The settings of NVIDIA's exporter: experts in config.json, details beside it. `wrong`: everything is said to be
+ * excluded. */
 static enum nib_status claim_modelopt(json_t *root, const char *dst, bool wrong, struct nib_error *err)
 {
     json_t *layers = json_object();

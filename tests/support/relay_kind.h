@@ -4,7 +4,8 @@
 
 #include "base/status.h"
 
-/* AS_STORED stands where KEEP would mean "like the trunk's". BY_LAYER: another form in each layer, and for w2 than for w1 and w3. */
+/* AS_STORED stands where KEEP would mean "like the trunk's". BY_LAYER: another form in each layer, and for w2 than for
+ * w1 and w3. */
 enum relay_form { KEEP, AS_STORED, BF16, NVFP4, FP8, BY_LAYER };
 
 struct relay_kind {

@@ -46,7 +46,8 @@ struct serving {
     struct nib_server *server;
 };
 struct serving server_open(int32_t n_running, int32_t n_kept, int32_t n_pages, int32_t n_prefill);
-struct serving server_open_drafting(int32_t n_running, int32_t n_kept, int32_t n_pages, int32_t n_prefill, int32_t n_drafts);
+struct serving server_open_drafting(int32_t n_running, int32_t n_kept, int32_t n_pages, int32_t n_prefill,
+                                    int32_t n_drafts);
 void           server_close(struct serving *r);
 
 enum { N_JOBS = 10 };

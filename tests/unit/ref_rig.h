@@ -1,6 +1,6 @@
-/* What the tests of the reference backend share (with RIG_API defined, those of another one): an opened backend of small odd
- * shapes, memory that is freed with it, matrices, steps of several sequences on scattered pages, and weights of every type
- * with their values in double. */
+/* What the tests of the reference backend share (with RIG_API defined, those of another one): an opened backend of
+ * small odd shapes, memory that is freed with it, matrices, steps of several sequences on scattered pages, and weights
+ * of every type with their values in double. */
 #ifndef NIB_TESTS_REF_RIG_H
 #define NIB_TESTS_REF_RIG_H
 

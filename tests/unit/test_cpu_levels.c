@@ -1,5 +1,5 @@
-/* Levels of the cpu backend's kernels: which features a name stands for, which machines refuse it, and that the masks fill
- * the table that they name. */
+/* Levels of the cpu backend's kernels: which features a name stands for, which machines refuse it, and that the masks
+ * fill the table that they name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

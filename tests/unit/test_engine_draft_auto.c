@@ -1,5 +1,6 @@
-/* Choosing the number of drafts, on made-up machines: what rounds cost and how many guesses come true are given, the clock is simulated,
- * and the whole text's time is compared with that of never drafting and of the best fixed number. */
+/* Choosing the number of drafts, on made-up machines: what rounds cost and how many guesses come true are given, the
+ * clock is simulated, and the whole text's time is compared with that of never drafting and of the best fixed
+ * number. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -17,7 +18,8 @@ static double random_unit(void)
     return (double)(g_seed >> 11) * 0x1p-53;
 }
 
-/* A round with k drafts takes plain * (1 + per_draft * k), give or take `noise`; drafts are right with probability `right`. */
+/* A round with k drafts takes plain * (1 + per_draft * k), give or take `noise`; drafts are right with probability
+ * `right`. */
 struct machine {
     double plain, per_draft, right, noise;
 };
@@ -80,11 +82,11 @@ static void test_against_fixed(void **state)
                 const double got = r.seconds / r.tokens, plain = fixed(&m, 0), best = best_fixed(&m, 8);
                 /* B50: never more than 5 % slower than without. */
                 if (!(got <= 1.05 * plain))
-                    fail_msg("cost %g a draft, %g right, noise %g: %g s a token, %g without drafts", m.per_draft, m.right, m.noise, got,
-                             plain);
+                    fail_msg("cost %g a draft, %g right, noise %g: %g s a token, %g without drafts", m.per_draft,
+                             m.right, m.noise, got, plain);
                 if (!(got <= 1.15 * best))
-                    fail_msg("cost %g a draft, %g right, noise %g: %g s a token, %g with the best fixed number", m.per_draft, m.right,
-                             m.noise, got, best);
+                    fail_msg("cost %g a draft, %g right, noise %g: %g s a token, %g with the best fixed number",
+                             m.per_draft, m.right, m.noise, got, best);
             }
 }
 

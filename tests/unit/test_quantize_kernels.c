@@ -1,5 +1,6 @@
-/* Row kernels of the quantiser: the AVX2 variant gives the bits of the portable one, over every BF16 value where that can be
- * enumerated; the portable one follows the formula; and the errors of the methods are those of the format's published table. */
+/* Row kernels of the quantiser: the AVX2 variant gives the bits of the portable one, over every BF16 value where that
+ * can be enumerated; the portable one follows the formula; and the errors of the methods are those of the format's
+ * published table. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -71,8 +72,8 @@ static void test_encode_every_value(void **state)
         const uint32_t bits = (uint32_t)(draw() % 0x7f000000u) + 1;
         encode_all_values(nib_f32_from_bits(bits), (uint8_t)(draw() % 0x7f));
     }
-    /* Products with the steps that end just beside a BF16 number, where a bound has to be found exactly: d * T for every step T, a few
-     * places to either side. The scale of 1 makes d of g. */
+    /* Products with the steps that end just beside a BF16 number, where a bound has to be found exactly: d * T for
+     * every step T, a few places to either side. The scale of 1 makes d of g. */
     static const float step[] = {0.25f, 0.75f, 1.25f, 1.75f, 6.0f};
     for (int i = 0; i < 5 * 12 * 9; i++) {
         const float    target = nib_f32_from_bits((uint32_t)(0x3a00 + draw() % 0x400) << 16);
@@ -85,7 +86,8 @@ static void test_encode_every_value(void **state)
     encode_all_values(0x1p-126f, 0x38);
 }
 
-/* The portable encoder against thresholds in long double, written from the format's table: a quotient is what fp32 division gives. */
+/* The portable encoder against thresholds in long double, written from the format's table: a quotient is what fp32
+ * division gives. */
 static void test_portable_is_the_formula(void **state)
 {
     (void)state;
@@ -138,7 +140,8 @@ static void test_variants_agree(void **state)
         }
         const float amax = nib_quant_kernels_portable.absmax(&r);
         assert_true(amax == fast()->absmax(&r));
-        r.g = (amax > 0 ? amax : 1) / (round % 4 == 3 ? 8 : 1536); /* too large a g: scales are subnormal and zero too */
+        r.g = (amax > 0 ? amax : 1) / (round % 4 == 3 ? 8 : 1536); /* too large a g: scales are subnormal and zero
+                                                                      too */
         for (int how = 0; how < 3; how++) {
             struct nib_quant_sums ma = {0}, mb = {0}, mc = {0};
             nib_quant_kernels_portable.choose(&r, (enum nib_quant_choice)how, sa);
@@ -224,7 +227,8 @@ static void test_published_errors(void **state)
         double got[3];
         for (int how = 0; how < 3; how++) {
             got[how] = relative_mse((enum shape)s, (enum nib_quant_choice)how);
-            print_message("shape %d method %d: %.4e, published %.2e, ratio %.4f\n", s, how, got[how], want[s][how], got[how] / want[s][how]);
+            print_message("shape %d method %d: %.4e, published %.2e, ratio %.4f\n", s, how, got[how], want[s][how],
+                          got[how] / want[s][how]);
             assert_true(fabs(got[how] / want[s][how] - 1) <= 0.02);
         }
         if (s == GAUSSIAN)

@@ -1,5 +1,5 @@
-/* When a part of the pass is recorded, replayed or run, with a recorder that only remembers keys; and that a key tells apart
- * whatever the arguments depend on. */
+/* When a part of the pass is recorded, replayed or run, with a recorder that only remembers keys; and that a key tells
+ * apart whatever the arguments depend on. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>

@@ -215,7 +215,8 @@ static const char *replay(void *user, const struct nib_past_call *call, size_t n
     return call[0].n_id == 2 && memcmp(call[0].id, "c1", 2) == 0 && call[0].n_arguments == 10 ? text : NULL;
 }
 
-/* Calls that the caller still has the text of are read again as they were written, markers counting; others are rendered anew. */
+/* Calls that the caller still has the text of are read again as they were written, markers counting; others are
+ * rendered anew. */
 static void test_replay(void **state)
 {
     (void)state;
