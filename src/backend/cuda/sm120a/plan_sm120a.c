@@ -1,0 +1,136 @@
+/* Layouts and launches of the sm_120a kernels, as pure functions. */
+#include "backend/cuda/sm120a/sm120a.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* As in linear_sm120a.cu. */
+enum { THREADS = 256, STAGES = 5, UNITS = 16, OUT_BYTES = UNITS * (NIB_SM120A_UNIT_BYTES + NIB_SM120A_UNIT_SCALES) };
+
+static int64_t tiles(int64_t n, int64_t tile)
+{
+    return (n + tile - 1) / tile;
+}
+
+int64_t nib_sm120a_units(int64_t n_out, int32_t n_parts)
+{
+    return n_parts == 2 ? 2 * tiles(n_out, 8) : 2 * tiles(n_out, 16);
+}
+
+int64_t nib_sm120a_k_tiles(int64_t n_in)
+{
+    return tiles(n_in, NIB_SM120A_K_TILE);
+}
+
+int64_t nib_sm120a_code_bytes(int64_t n_out, int64_t n_in, int32_t n_parts)
+{
+    return nib_sm120a_units(n_out, n_parts) * nib_sm120a_k_tiles(n_in) * NIB_SM120A_UNIT_BYTES;
+}
+
+int64_t nib_sm120a_scale_bytes(int64_t n_out, int64_t n_in, int32_t n_parts)
+{
+    return nib_sm120a_units(n_out, n_parts) * nib_sm120a_k_tiles(n_in) * NIB_SM120A_UNIT_SCALES;
+}
+
+void nib_sm120a_pack_plan(struct nib_sm120a_pack_args *args, struct nib_sm120a_launch *launch)
+{
+    args->n_k_tiles = (int32_t)nib_sm120a_k_tiles(args->n_in);
+    args->n_pieces = nib_sm120a_code_bytes(args->n_out, args->n_in, args->n_parts) / 16;
+    *launch = (struct nib_sm120a_launch){"nib_sm120a_pack", (uint32_t)tiles(args->n_pieces, THREADS), THREADS, 0};
+}
+
+int32_t nib_sm120a_tile_rows(int32_t n_rows, int32_t n_experts)
+{
+    /* Rows that an expert gets if they fall evenly. A tile of 128 makes full use of the tensor cores; below 64 rows two
+     * tiles of 32 waste less; up to 16 the kernels that stream weights are bound by bytes alone. */
+    int64_t each = n_experts ? tiles(n_rows, n_experts) : n_rows;
+    return each <= 8 ? 8 : each <= 16 ? 16 : each <= 64 ? 32 : 128;
+}
+
+int32_t nib_sm120a_groups_most(int32_t n_rows, int32_t n_experts, int32_t tile_rows)
+{
+    /* Every expert with rows leaves at most one tile unfilled. */
+    return n_rows / tile_rows + (n_rows < n_experts ? n_rows : n_experts);
+}
+
+static bool refuse(char *error, size_t bytes, const char *what, int64_t found, const char *wanted)
+{
+    (void)snprintf(error, bytes, "sm_120a linear: %s is %" PRId64 ": wants %s", what, found, wanted);
+    return false;
+}
+
+static bool check(const struct nib_sm120a_linear *p, char *error, size_t bytes)
+{
+    if (p->n_in < 32 || p->n_in % 32 != 0)
+        return refuse(error, bytes, "n_in", p->n_in, "a multiple of 32");
+    if (p->x_codes_stride % 16 != 0 || p->x_codes_stride < p->n_in / 2)
+        return refuse(error, bytes, "the stride of the rows' codes", p->x_codes_stride,
+                      "a multiple of 16, at least n_in / 2");
+    if (p->x_scales_stride % 4 != 0 || p->x_scales_stride < p->n_in / 16)
+        return refuse(error, bytes, "the stride of the rows' scales", p->x_scales_stride,
+                      "a multiple of 4, at least n_in / 16");
+    if (p->n_rows < 1 || p->n_out < 1)
+        return refuse(error, bytes, "the smaller of n_rows and n_out", p->n_rows < p->n_out ? p->n_rows : p->n_out,
+                      "at least 1");
+    if (p->n_parts < 1 || p->n_parts > 2)
+        return refuse(error, bytes, "n_parts", p->n_parts, "1 or 2");
+    if (p->n_experts && (!p->groups || !p->n_groups || !p->tile_rows))
+        return refuse(error, bytes, "n_experts", p->n_experts, "groups with it, and their tile_rows");
+    if (p->tile_rows && p->tile_rows != 8 && p->tile_rows != 16 && p->tile_rows != 32 && p->tile_rows != 128)
+        return refuse(error, bytes, "tile_rows", p->tile_rows, "8, 16, 32 or 128");
+    if (p->pair && p->top_k < 1)
+        return refuse(error, bytes, "top_k", p->top_k, "at least 1, as there are pairs");
+    return true;
+}
+
+bool nib_sm120a_linear_plan(const struct nib_sm120a_linear *p, struct nib_sm120a_linear_args *args,
+                            struct nib_sm120a_launch *launch, char *error, size_t error_bytes)
+{
+    if (!check(p, error, error_bytes))
+        return false;
+    int32_t rows = p->tile_rows ? p->tile_rows : nib_sm120a_tile_rows(p->n_rows, 0);
+    int64_t units = nib_sm120a_units(p->n_out, p->n_parts), k_tiles = nib_sm120a_k_tiles(p->n_in);
+    int64_t row_tiles = p->n_experts ? nib_sm120a_groups_most(p->n_rows, p->n_experts, rows) : tiles(p->n_rows, rows);
+    int64_t out_tiles = tiles(units, rows <= 16 ? 2 : UNITS), grid = row_tiles * out_tiles;
+    if (grid > INT32_MAX)
+        return refuse(error, error_bytes, "the number of tiles", grid, "less than 2^31");
+    *args = (struct nib_sm120a_linear_args){
+        .x_codes = p->x_codes,
+        .x_scales = p->x_scales,
+        .row_scale = p->row_scale,
+        .x_codes_stride = p->x_codes_stride,
+        .x_scales_stride = p->x_scales_stride,
+        .w_codes = p->w_codes,
+        .w_scales = p->w_scales,
+        .y = p->y,
+        .y_stride = p->y_stride,
+        .alphas = p->alphas,
+        .groups = p->groups,
+        .n_groups = p->n_groups,
+        .pair = p->pair,
+        .alpha = {p->alpha[0], p->alpha[1]},
+        .limit = p->limit,
+        .y_f32 = p->y_f32,
+        .n_parts = p->n_parts,
+        .n_rows = p->n_rows,
+        .n_out = p->n_out,
+        .n_in = p->n_in,
+        .top_k = p->top_k,
+        .n_units = (int32_t)units,
+        .n_k_tiles = (int32_t)k_tiles,
+        .slice_k_tiles = (int32_t)tiles(k_tiles, NIB_SM120A_SLICES),
+        .n_out_tiles = (int32_t)out_tiles,
+        .n_row_tiles = (int32_t)row_tiles,
+    };
+    const char *kernel[] = {"nib_sm120a_decode_8", "nib_sm120a_decode_16", "nib_sm120a_linear_32",
+                            "nib_sm120a_linear_128"};
+    launch->kernel = kernel[rows == 8 ? 0 : rows == 16 ? 1 : rows == 32 ? 2 : 3];
+    launch->grid = (uint32_t)grid;
+    launch->block = THREADS;
+    launch->shared_bytes = 0;
+    if (rows > 16)
+        launch->shared_bytes =
+            (uint32_t)(STAGES * (OUT_BYTES + rows * (NIB_SM120A_K_TILE / 2 + NIB_SM120A_K_TILE / 16)));
+    return true;
+}

@@ -1,0 +1,117 @@
+/* NVFP4 on sm_120a, sm_120f and sm_121a: layouts, kernel arguments, and how a problem becomes launches. C11 and C++17;
+ * needs no CUDA headers, so the simulator's tests plan launches with the same code.
+ *
+ * Compiled and simulated; never run on hardware yet. docs/kernels/sm120a.md explains the kernels.
+ *
+ * Weights are packed once at load, in units of 8 rows by 128 values of k, so that what a lane of a warp multiplies is
+ * 16 bytes on end: a unit's codes are 512 bytes, lane (g, l) = (lane / 4, lane % 4) holding words l, l+4, l+8, l+12 of
+ * row g, a word being 8 values; its scales are 64 bytes, 8 of each row. All units of 8 rows follow one another along k,
+ * then come the next 8 rows. Rows stand in pairs of units; with two parts (gate and up) even units hold the first
+ * part's rows, odd units the second's, so that one instruction makes both. Padding rows and values are zero. Rows of
+ * activations are those of struct nib_act. */
+#ifndef NIB_SM120A_H
+#define NIB_SM120A_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NIB_SM120A_K_TILE 128 /* values of k in a unit and in a stage: two instructions */
+#define NIB_SM120A_UNIT_BYTES 512
+#define NIB_SM120A_UNIT_SCALES 64
+#define NIB_SM120A_SLICES 8 /* of k, each summed by itself, then added up in order: the same in every kernel */
+
+/* Units along the rows of one matrix, an even number. n_parts: 1, or 2 for gate and up of n_out rows each. */
+int64_t nib_sm120a_units(int64_t n_out, int32_t n_parts);
+int64_t nib_sm120a_k_tiles(int64_t n_in);
+/* Bytes of one packed matrix. */
+int64_t nib_sm120a_code_bytes(int64_t n_out, int64_t n_in, int32_t n_parts);
+int64_t nib_sm120a_scale_bytes(int64_t n_out, int64_t n_in, int32_t n_parts);
+
+/* What to launch. */
+struct nib_sm120a_launch {
+    const char *kernel;
+    uint32_t    grid, block, shared_bytes;
+};
+
+/* ---- Packing of weights ---- */
+
+/* Passed by value to nib_sm120a_pack: a thread for each 16 bytes of codes, blocks of 256. */
+struct nib_sm120a_pack_args {
+    const uint8_t *stored[2], *stored_scales[2]; /* [n_out][n_in / 2], [n_out][n_in / 16]; second part or NULL */
+    uint8_t       *codes, *scales;
+    int64_t        n_pieces; /* of 16 bytes */
+    int32_t        n_out, n_in, n_k_tiles, n_parts;
+};
+
+/* n_in a multiple of 32. */
+void nib_sm120a_pack_plan(struct nib_sm120a_pack_args *args, struct nib_sm120a_launch *launch);
+
+/* ---- y = x w^T ---- */
+
+/* A tile of rows that multiply one expert's weights: n_rows of them from `row` on. */
+struct nib_sm120a_group {
+    int32_t expert, n_rows, row;
+};
+
+/* Passed by value to the kernels. */
+struct nib_sm120a_linear_args {
+    const uint8_t                 *x_codes, *x_scales;
+    const float                   *row_scale;
+    int64_t                        x_codes_stride, x_scales_stride; /* bytes */
+    const uint8_t                 *w_codes, *w_scales;
+    void                          *y;
+    int64_t                        y_stride; /* elements */
+    const float                   *alphas;   /* [n_experts][n_parts], or NULL */
+    const struct nib_sm120a_group *groups;   /* or NULL: all rows multiply one matrix */
+    const int32_t                 *n_groups, *pair;
+    float                          alpha[2], limit;
+    int32_t                        y_f32, n_parts, n_rows, n_out, n_in, top_k;
+    int32_t                        n_units, n_k_tiles, slice_k_tiles, n_out_tiles, n_row_tiles;
+};
+
+/* y[t][o] = row_scale * alpha * sum_k x[t][k] w[o][k]. With two parts y is silu(min(gate, limit)) * clamp(up, +-limit)
+ * of the two sums, without clamps if limit is 0; not finite where either is not.
+ *
+ * Row t is row t of x, or with pairs row pair[t] / top_k: an expert's rows are taken from where they stand. For experts
+ * (n_experts > 0) rows stand sorted by expert, in groups of up to tile_rows that are listed on the device; w is a stack
+ * of n_experts packed matrices.
+ *
+ * A row's result does not depend on the other rows, nor on which kernel makes it. */
+struct nib_sm120a_linear {
+    int32_t        n_rows, n_out, n_in; /* n_in a multiple of 32 */
+    const uint8_t *x_codes, *x_scales;  /* 16-byte and 4-byte aligned */
+    int64_t        x_codes_stride, x_scales_stride; /* bytes, multiples of 16 and 4 */
+    const float   *row_scale;
+    const uint8_t *w_codes, *w_scales;  /* packed, 16-byte aligned */
+    int32_t        n_parts;
+    float          alpha[2], limit;
+    void          *y;
+    int64_t        y_stride;
+    bool           y_f32;
+    int32_t        tile_rows; /* as nib_sm120a_tile_rows() has it; 0: chosen by it (experts: as the groups were made) */
+    int32_t        n_experts;
+    const struct nib_sm120a_group *groups;
+    const int32_t                 *n_groups;
+    const int32_t                 *pair;
+    int32_t                        top_k;
+    const float                   *alphas;
+};
+
+/* False, with a sentence in `error`, for what the kernels do not take. n_rows and n_out of at least 1. */
+bool nib_sm120a_linear_plan(const struct nib_sm120a_linear *p, struct nib_sm120a_linear_args *args,
+                            struct nib_sm120a_launch *launch, char *error, size_t error_bytes);
+
+/* Rows of a tile (8, 16, 32 or 128) for n_rows rows of one matrix, or spread over n_experts. */
+int32_t nib_sm120a_tile_rows(int32_t n_rows, int32_t n_experts);
+/* Most groups that n_rows rows of n_experts experts can make. */
+int32_t nib_sm120a_groups_most(int32_t n_rows, int32_t n_experts, int32_t tile_rows);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,167 @@
+/* The simulator must tell right from wrong: products of sm_120a with one thing broken in their emitted PTX, or in their
+ * operands, must not pass, under at least one of a few schedules. What caught it is printed. */
+#include "ptxsim/ptx_break.h"
+#include "ptxsim/sm120a/sm120a_rig.h"
+
+#define A_SELECTOR "{0, 0}, %r"
+#define B_SELECTOR "{0, 0};"
+
+/* Copies of a stage, in their order: weights, weights, scales of weights, rows, rows, scales of rows; four stages
+ * first. */
+static const struct ptx_breakage tile_breakages[] = {
+    {"no wait for copies", "cp.async.wait_group 3", 0, PTX_DELETE, NULL},
+    {"a stage that is still on its way", "cp.async.wait_group 3", 0, PTX_REPLACE, "cp.async.wait_group 4"},
+    {"copies never committed", "cp.async.commit_group", 4, PTX_DELETE, NULL},
+    {"a stage filled while others read it", "bar.sync", 0, PTX_DELETE, NULL},
+    {"sums over stages that others read", "bar.sync", 1, PTX_DELETE, NULL},
+    {"sums read before they are there", "bar.sync", 2, PTX_DELETE, NULL},
+    {"no copy of weights", "cp.async.cg", 21, PTX_DELETE, NULL},
+    {"no copy of weights' scales", "cp.async.cg", 22, PTX_DELETE, NULL},
+    {"no copy of rows", "cp.async.cg", 23, PTX_DELETE, NULL},
+    {"no copy of rows' scales", "cp.async.ca", 4, PTX_DELETE, NULL},
+    {"copies into the wrong stage", ", 5;", 0, PTX_REPLACE, ", 4;"},
+    {"products of the wrong stage", ", 5;", 1, PTX_REPLACE, ", 4;"},
+    {"byte selector 1 for weights", A_SELECTOR, 0, PTX_REPLACE, "{1, 0}, %r"},
+    {"byte selector 2 for rows", B_SELECTOR, 5, PTX_REPLACE, "{2, 0};"},
+    {"thread selector 2 for weights", A_SELECTOR, 3, PTX_REPLACE, "{0, 2}, %r"},
+    {"UE8M0 scales", "f32.ue4m3", -1, PTX_REPLACE, "f32.ue8m0"},
+    {"rows transposed", "x4.shared", 0, PTX_REPLACE, "x4.trans.shared"},
+    {"a slice not summed", "add.rn.f32", 0, PTX_LAST, "0f00000000"},
+    {"row scale left out", "mul.rn.f32", -1, PTX_LAST, "0f3F800000"},
+    {"no wait for the kernel before", "griddepcontrol.wait", 0, PTX_DELETE, NULL},
+};
+
+static const struct ptx_breakage decode_breakages[] = {
+    {"sums read before they are there", "bar.sync", 0, PTX_DELETE, NULL},
+    {"byte selector 1 for weights", A_SELECTOR, 0, PTX_REPLACE, "{1, 0}, %r"},
+    {"byte selector 1 for rows", B_SELECTOR, 1, PTX_REPLACE, "{1, 0};"},
+    {"the second row of units taken for the first", "ld.global.nc", 1, PTX_DELETE, NULL},
+    {"half the scales of a tile of k", "ld.global.v2.u32", 0, PTX_DELETE, NULL},
+    {"UE8M0 scales", "f32.ue4m3", -1, PTX_REPLACE, "f32.ue8m0"},
+    {"a slice not summed", "add.rn.f32", 3, PTX_LAST, "0f00000000"},
+    {"no wait for the kernel before", "griddepcontrol.wait", 0, PTX_DELETE, NULL},
+};
+
+static struct rig_product problem(int32_t tile_rows, uint64_t seed)
+{
+    return (struct rig_product){.p = {.n_rows = tile_rows < 32 ? 13 : 40,
+                                      .n_out = tile_rows < 32 ? 40 : 136,
+                                      .n_in = tile_rows < 32 ? 1184 : 1568,
+                                      .alpha = {1e-3f, 0},
+                                      .y_f32 = true,
+                                      .tile_rows = tile_rows},
+                                .config = {.seed = seed, .max_steps = 20000000},
+                                .seed = seed};
+}
+
+/* What was wrong with it; false if nothing was. */
+static bool caught(struct rig_product r, char *text, size_t bytes)
+{
+    bool ran = rig_product_run(&r), right = ran && rig_product_right(&r, text, bytes);
+    if (!ran)
+        (void)snprintf(text, bytes, "%s", r.error);
+    rig_product_free(&r);
+    return !right;
+}
+
+static void must_be_caught(const char *name, int32_t tile_rows, struct px_module *module, enum rig_wrong wrong)
+{
+    char text[1300];
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        struct rig_product r = problem(tile_rows, seed);
+        r.module = module;
+        r.wrong = wrong;
+        if (!caught(r, text, sizeof text))
+            continue;
+        char *line = strchr(text, '\n');
+        if (line)
+            *line = 0;
+        printf("%s: schedule %d: %s\n", name, (int)seed, text);
+        return;
+    }
+    fail_msg("%s: nothing was wrong", name);
+}
+
+static void break_all(const char *name, const char *entry, int32_t tile_rows, const struct ptx_breakage *list, size_t n)
+{
+    (void)rig_module(name); /* skips where there is no PTX */
+    char  error[512], found[1300];
+    char *text = ptx_text(NIB_PTX_DIR, name);
+    assert_non_null(text);
+    for (uint64_t seed = 0; seed < 4; seed++)
+        if (caught(problem(tile_rows, seed), found, sizeof found))
+            fail_msg("%s unbroken: %s", entry, found);
+    for (size_t i = 0; i < n; i++) {
+        char *changed = ptx_broken(text, entry, &list[i]);
+        if (!changed)
+            fail_msg("%s: '%s' does not occur %d times in %s", list[i].name, list[i].text, list[i].nth + 1, entry);
+        struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
+        if (!module)
+            fail_msg("%s: %s", list[i].name, error);
+        must_be_caught(list[i].name, tile_rows, module, RIG_RIGHT);
+        px_module_free(module);
+        free(changed);
+    }
+    free(text);
+}
+
+static void broken_tiles(void **state)
+{
+    (void)state;
+    break_all("linear_sm120a", "nib_sm120a_linear_128", 128, tile_breakages,
+              sizeof tile_breakages / sizeof tile_breakages[0]);
+}
+
+static void broken_decodes(void **state)
+{
+    (void)state;
+    break_all("decode_sm120a", "nib_sm120a_decode_16", 16, decode_breakages,
+              sizeof decode_breakages / sizeof decode_breakages[0]);
+}
+
+/* Lanes hold the scales wherever a thread selector may look, as public descriptions disagree on what it means. */
+static const struct ptx_breakage harmless[] = {
+    {"another lane's scales of weights", A_SELECTOR, -1, PTX_REPLACE, "{0, 1}, %r"},
+    {"another lane's scales of rows", B_SELECTOR, -1, PTX_REPLACE, "{0, 3};"},
+};
+
+static void thread_selectors_do_not_matter(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"linear_sm120a", "decode_sm120a"},
+                            *const entries[] = {"nib_sm120a_linear_128", "nib_sm120a_decode_16"};
+    (void)rig_module(files[0]);
+    for (int i = 0; i < 4; i++) {
+        char  error[512], found[1300];
+        char *text = ptx_text(NIB_PTX_DIR, files[i / 2]),
+             *changed = text ? ptx_broken(text, entries[i / 2], &harmless[i % 2]) : NULL;
+        assert_non_null(changed);
+        struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
+        if (!module)
+            fail_msg("%s", error);
+        struct rig_product r = problem(i / 2 ? 16 : 128, 1);
+        r.module = module;
+        if (caught(r, found, sizeof found))
+            fail_msg("%s: %s", harmless[i % 2].name, found);
+        px_module_free(module);
+        free(changed);
+        free(text);
+    }
+}
+
+static void broken_operands(void **state)
+{
+    (void)state;
+    for (int rows = 16; rows <= 128; rows *= 8) {
+        must_be_caught("scales of the two steps exchanged", rows, NULL, RIG_SCALES_SWAPPED);
+        must_be_caught("units exchanged", rows, NULL, RIG_UNITS_SWAPPED);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(broken_tiles), cmocka_unit_test(broken_decodes),
+                                       cmocka_unit_test(broken_operands),
+                                       cmocka_unit_test(thread_selectors_do_not_matter)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
