@@ -1,0 +1,355 @@
+/* The sm_120a products on a card that lacks their instruction, which is emulated (emulated/): packing, copies,
+ * pipeline, gathering of rows, slices of k, SwiGLU and stores are the kernels' own. Each result is held to sums over
+ * the operands' values, the four kernels to the same bits. Usage:
+ *
+ *   parts_sm120a [small]     small: problems for compute-sanitizer
+ *
+ * The last line is "N passed, N failed". */
+#include <cuda_runtime_api.h>
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/sm120a/sm120a.h"
+
+/* Kernels, by nvcc's names for the host. */
+void nib_sm120a_pack(struct nib_sm120a_pack_args a);
+void nib_sm120a_linear_128(struct nib_sm120a_linear_args a);
+void nib_sm120a_linear_32(struct nib_sm120a_linear_args a);
+void nib_sm120a_decode_8(struct nib_sm120a_linear_args a);
+void nib_sm120a_decode_16(struct nib_sm120a_linear_args a);
+
+enum { EXPERTS = 5, GAP = 8 };
+
+struct problem {
+    int32_t n_rows, n_out, n_in, n_parts;
+    bool    experts, f32;
+};
+
+/* Operands on the host; rows of x are n_rows / 2 + 1, taken through pairs, if there are experts. */
+struct data {
+    uint8_t *x_codes, *x_scales, *w_codes, *w_scales;
+    float   *row_scale;
+    int32_t *pair, *expert;
+    int32_t  n_x, n_stack;
+};
+
+static uint64_t g_seed = 5;
+static int      g_passed, g_failed;
+
+static void ok(cudaError_t e, const char *what)
+{
+    if (e != cudaSuccess) {
+        fprintf(stderr, "parts_sm120a: %s: %s\n", what, cudaGetErrorString(e));
+        exit(1);
+    }
+}
+
+static uint32_t draw(void)
+{
+    g_seed = g_seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(g_seed >> 33);
+}
+
+static void *room(size_t bytes)
+{
+    void *p = malloc(bytes);
+    if (!p) {
+        fputs("parts_sm120a: no memory\n", stderr);
+        exit(1);
+    }
+    return p;
+}
+
+static uint8_t *draw_bytes(size_t n, uint32_t first, uint32_t span)
+{
+    uint8_t *p = room(n);
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)(first + draw() % span);
+    return p;
+}
+
+static void *on_card(const void *from, size_t bytes)
+{
+    void *p = NULL;
+    ok(cudaMalloc(&p, bytes), "cudaMalloc");
+    if (from)
+        ok(cudaMemcpyAsync(p, from, bytes, cudaMemcpyHostToDevice, NULL), "cudaMemcpyAsync");
+    return p;
+}
+
+static struct data make(const struct problem *p)
+{
+    struct data d = {.n_x = p->experts ? p->n_rows / 2 + 1 : p->n_rows, .n_stack = p->experts ? EXPERTS : 1};
+    size_t      half = (size_t)p->n_in / 2, rows = (size_t)d.n_x;
+    size_t      w_rows = (size_t)d.n_stack * (size_t)p->n_parts * (size_t)p->n_out;
+    d.x_codes = draw_bytes(rows * half, 0, 256);
+    d.x_scales = draw_bytes(rows * half / 8, 0x28, 0x30);
+    d.w_codes = draw_bytes(w_rows * half, 0, 256);
+    d.w_scales = draw_bytes(w_rows * half / 8, 0x28, 0x30);
+    d.row_scale = room(rows * sizeof *d.row_scale);
+    for (size_t i = 0; i < rows; i++)
+        d.row_scale[i] = ldexpf(1.0f + (float)(draw() % 1000) / 1000.0f, -6);
+    d.row_scale[rows / 2] = NAN;
+    d.pair = room((size_t)p->n_rows * sizeof *d.pair);
+    d.expert = room((size_t)p->n_rows * sizeof *d.expert);
+    for (int32_t t = 0; t < p->n_rows; t++) {
+        d.pair[t] = p->experts ? (int32_t)(draw() % (uint32_t)(2 * d.n_x)) : t;
+        /* One row for expert 0, none for 1 and 4, a third of the others for 2, the rest for 3. */
+        d.expert[t] = !p->experts ? 0 : t == 0 ? 0 : t <= p->n_rows / 3 ? 2 : 3;
+    }
+    return d;
+}
+
+static void drop(struct data *d)
+{
+    free(d->x_codes);
+    free(d->x_scales);
+    free(d->w_codes);
+    free(d->w_scales);
+    free(d->row_scale);
+    free(d->pair);
+    free(d->expert);
+}
+
+/* ---- On the card ---- */
+
+/* Frees what it is given at the end of a run. */
+struct pool {
+    void *p[32];
+    int   n;
+};
+
+static void *put(struct pool *pool, const void *from, size_t bytes)
+{
+    return pool->p[pool->n++] = on_card(from, bytes);
+}
+
+static void launch(const void *kernel, const struct nib_sm120a_launch *l, void *args)
+{
+    void *params[1] = {args};
+    if (l->shared_bytes)
+        ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l->shared_bytes), l->kernel);
+    ok(cudaLaunchKernel(kernel, (dim3){l->grid, 1, 1}, (dim3){l->block, 1, 1}, params, l->shared_bytes, NULL),
+       l->kernel);
+}
+
+static void pack(const struct problem *p, const struct data *d, struct pool *pool, struct nib_sm120a_linear *l)
+{
+    size_t   one = (size_t)p->n_out * (size_t)p->n_in / 2, all = one * (size_t)(d->n_stack * p->n_parts);
+    size_t   codes = (size_t)nib_sm120a_code_bytes(p->n_out, p->n_in, p->n_parts), scales = codes / 8;
+    uint8_t *stored = put(pool, d->w_codes, all), *stored_scales = put(pool, d->w_scales, all / 8);
+    uint8_t *packed = put(pool, NULL, codes * (size_t)d->n_stack);
+    uint8_t *packed_scales = put(pool, NULL, scales * (size_t)d->n_stack);
+    for (int32_t e = 0; e < d->n_stack; e++) {
+        struct nib_sm120a_launch    plan;
+        struct nib_sm120a_pack_args a = {.codes = packed + (size_t)e * codes,
+                                         .scales = packed_scales + (size_t)e * scales,
+                                         .n_out = p->n_out,
+                                         .n_in = p->n_in,
+                                         .n_parts = p->n_parts};
+        for (int32_t part = 0; part < p->n_parts; part++) {
+            a.stored[part] = stored + (size_t)(e * p->n_parts + part) * one;
+            a.stored_scales[part] = stored_scales + (size_t)(e * p->n_parts + part) * one / 8;
+        }
+        nib_sm120a_pack_plan(&a, &plan);
+        launch((const void *)nib_sm120a_pack, &plan, &a);
+    }
+    l->w_codes = packed;
+    l->w_scales = packed_scales;
+}
+
+static void rows_up(const struct problem *p, const struct data *d, struct pool *pool, struct nib_sm120a_linear *l)
+{
+    size_t half = (size_t)p->n_in / 2, stride = (half + 63) / 64 * 64, s_stride = (half / 8 + 63) / 64 * 64;
+    /* What lies between rows stays unwritten: initcheck would see it read. */
+    uint8_t *codes = put(pool, NULL, (size_t)d->n_x * stride), *scales = put(pool, NULL, (size_t)d->n_x * s_stride);
+    for (size_t t = 0; t < (size_t)d->n_x; t++) {
+        ok(cudaMemcpyAsync(codes + t * stride, d->x_codes + t * half, half, cudaMemcpyHostToDevice, NULL), "codes");
+        ok(cudaMemcpyAsync(scales + t * s_stride, d->x_scales + t * half / 8, half / 8, cudaMemcpyHostToDevice, NULL),
+           "scales");
+    }
+    l->x_codes = codes;
+    l->x_scales = scales;
+    l->x_codes_stride = (int64_t)stride;
+    l->x_scales_stride = (int64_t)s_stride;
+    l->row_scale = put(pool, d->row_scale, (size_t)d->n_x * 4);
+}
+
+static void groups_up(const struct problem *p, const struct data *d, struct pool *pool, struct nib_sm120a_linear *l)
+{
+    struct nib_sm120a_group *groups = room((size_t)(p->n_rows + EXPERTS) * sizeof *groups);
+    int32_t                  n = 0;
+    for (int32_t t = 0; t < p->n_rows;) {
+        int32_t rows = 1;
+        while (t + rows < p->n_rows && d->expert[t + rows] == d->expert[t] && rows < l->tile_rows)
+            rows++;
+        groups[n++] = (struct nib_sm120a_group){d->expert[t], rows, t};
+        t += rows;
+    }
+    l->n_experts = EXPERTS;
+    l->groups = put(pool, groups, (size_t)n * sizeof *groups);
+    l->n_groups = put(pool, &n, sizeof n);
+    l->pair = put(pool, d->pair, (size_t)p->n_rows * 4);
+    l->top_k = 2;
+    free(groups);
+}
+
+/* y [n_rows][n_out + GAP], the gap 0xff. Freed by the caller. */
+static uint8_t *run(const struct problem *p, const struct data *d, int32_t tile_rows)
+{
+    const void *const        kernels[4] = {(const void *)nib_sm120a_decode_8, (const void *)nib_sm120a_decode_16,
+                                           (const void *)nib_sm120a_linear_32, (const void *)nib_sm120a_linear_128};
+    struct pool              pool = {.n = 0};
+    struct nib_sm120a_launch plan;
+    struct nib_sm120a_linear_args args;
+    char                          error[200];
+    struct nib_sm120a_linear      l = {.n_rows = p->n_rows,
+                                       .n_out = p->n_out,
+                                       .n_in = p->n_in,
+                                       .n_parts = p->n_parts,
+                                       .alpha = {1e-3f, 2e-3f},
+                                       .limit = 7,
+                                       .y_stride = p->n_out + GAP,
+                                       .y_f32 = p->f32,
+                                       .tile_rows = tile_rows};
+    size_t bytes = (size_t)p->n_rows * (size_t)l.y_stride * (p->f32 ? 4 : 2);
+    pack(p, d, &pool, &l);
+    rows_up(p, d, &pool, &l);
+    if (p->experts)
+        groups_up(p, d, &pool, &l);
+    l.y = put(&pool, NULL, bytes);
+    ok(cudaMemset(l.y, 0xff, bytes), "cudaMemset");
+    if (!nib_sm120a_linear_plan(&l, &args, &plan, error, sizeof error)) {
+        fprintf(stderr, "parts_sm120a: %s\n", error);
+        exit(1);
+    }
+    launch(kernels[tile_rows == 8 ? 0 : tile_rows == 16 ? 1 : tile_rows == 32 ? 2 : 3], &plan, &args);
+    uint8_t *y = room(bytes);
+    ok(cudaMemcpyAsync(y, l.y, bytes, cudaMemcpyDeviceToHost, NULL), "cudaMemcpyAsync");
+    ok(cudaStreamSynchronize(NULL), plan.kernel);
+    for (int i = 0; i < pool.n; i++)
+        ok(cudaFree(pool.p[i]), "cudaFree");
+    return y;
+}
+
+/* ---- What must come out ---- */
+
+static double e2m1(uint32_t code)
+{
+    static const double value[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    return code & 8 ? -value[code & 7] : value[code & 7];
+}
+
+static double ue4m3(uint32_t code)
+{
+    return code < 8 ? ldexp(code, -9) : ldexp(8 + (double)(code & 7), (int)(code >> 3) - 10);
+}
+
+/* The sum and that of its terms' magnitudes. */
+static double sum_of(const struct problem *p, const struct data *d, int32_t x_row, int64_t w_row, double *most)
+{
+    double sum = 0;
+    *most = 0;
+    for (int64_t b = 0; b < p->n_in / 16; b++) {
+        double         part = 0;
+        const uint8_t *x = d->x_codes + (x_row * (int64_t)p->n_in + b * 16) / 2;
+        const uint8_t *w = d->w_codes + (w_row * p->n_in + b * 16) / 2;
+        for (int i = 0; i < 8; i++)
+            part += e2m1(x[i] & 15u) * e2m1(w[i] & 15u) + e2m1((unsigned)x[i] >> 4) * e2m1((unsigned)w[i] >> 4);
+        part *=
+            ue4m3(d->x_scales[x_row * (int64_t)(p->n_in / 16) + b]) * ue4m3(d->w_scales[w_row * (p->n_in / 16) + b]);
+        sum += part;
+        *most += fabs(part);
+    }
+    return sum;
+}
+
+static bool right(const struct problem *p, const struct data *d, const uint8_t *y, int32_t t, int32_t o)
+{
+    int32_t x_row = p->experts ? d->pair[t] / 2 : t;
+    double  v[2] = {0, 0}, bound[2] = {0, 0}, alpha[2] = {(double)1e-3f, (double)2e-3f}, most, got;
+    int64_t at = t * (int64_t)(p->n_out + GAP) + o;
+    for (int32_t part = 0; part < p->n_parts; part++) {
+        int64_t w_row = ((int64_t)d->expert[t] * p->n_parts + part) * p->n_out + o;
+        double  scale = (double)d->row_scale[x_row] * alpha[part];
+        v[part] = sum_of(p, d, x_row, w_row, &most) * scale;
+        /* A rounding for each 64 values, each slice, and three of the scales. */
+        bound[part] = (p->n_in / 64 + NIB_SM120A_SLICES + 4) * 0x1p-24 * most * fabs(scale);
+    }
+    if (p->f32) {
+        float f;
+        memcpy(&f, y + at * 4, 4);
+        got = f;
+    } else {
+        uint32_t u = (uint32_t)y[at * 2] << 16 | (uint32_t)y[at * 2 + 1] << 24;
+        float    f;
+        memcpy(&f, &u, 4);
+        got = f;
+    }
+    if (isnan(v[0]))
+        return isnan(got);
+    double want = v[0], allowed = bound[0];
+    if (p->n_parts == 2) { /* the slope of silu is below 1.1; its own arithmetic is good to 8 ulp */
+        double g = fmin(v[0], 7), u = fmax(fmin(v[1], 7), -7), silu = g / (1 + exp(-g));
+        want = silu * u;
+        allowed = 1.1 * bound[0] * (fabs(u) + bound[1]) + fabs(silu) * bound[1] + 8 * 0x1p-23 * fabs(want) + 1e-35;
+    }
+    return fabs(got - want) <= allowed + (p->f32 ? 0 : 0x1p-8 * fabs(want));
+}
+
+static void check(const struct problem *p)
+{
+    static const int32_t tiles[4] = {8, 16, 32, 128};
+    struct data          d = make(p);
+    uint8_t             *first = NULL;
+    size_t               size = p->f32 ? 4 : 2, row = (size_t)(p->n_out + GAP) * size;
+    bool                 good = true;
+    for (int i = 0; i < 4; i++) {
+        uint8_t *y = run(p, &d, tiles[i]);
+        if (!first)
+            first = y;
+        else if (memcmp(first, y, (size_t)p->n_rows * row) != 0)
+            good = false, printf("tiles of %d rows give other bits\n", tiles[i]);
+        if (y != first)
+            free(y);
+    }
+    for (int32_t t = 0; t < p->n_rows && good; t++) {
+        for (int32_t o = 0; o < p->n_out && good; o++)
+            if (!right(p, &d, first, t, o))
+                good = false, printf("row %d, output %d is wrong\n", t, o);
+        for (size_t i = (size_t)p->n_out * size; i < row && good; i++)
+            if (first[(size_t)t * row + i] != 0xff)
+                good = false, printf("row %d is written behind its end\n", t);
+    }
+    uint64_t hash = 1469598103934665603u;
+    for (size_t i = 0; i < (size_t)p->n_rows * row; i++)
+        hash = (hash ^ first[i]) * 1099511628211u;
+    printf("%d rows, [%d, %d] x %d%s%s: %s, %016llx\n", p->n_rows, p->n_out, p->n_in, p->n_parts,
+           p->experts ? ", experts" : "", p->f32 ? ", fp32" : ", bf16", good ? "ok" : "FAILED",
+           (unsigned long long)hash);
+    *(good ? &g_passed : &g_failed) += 1;
+    free(first);
+    drop(&d);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct problem small[] = {{1, 40, 160, 1, false, true},
+                                           {19, 136, 1568, 1, false, false},
+                                           {37, 72, 544, 2, true, true}},
+                                large[] = {{130, 200, 2336, 1, false, true},
+                                           {300, 1024, 1536, 1, false, false},
+                                           {96, 512, 1024, 2, true, true},
+                                           {16, 520, 7168, 2, false, false}};
+    for (size_t i = 0; i < sizeof small / sizeof small[0]; i++)
+        check(&small[i]);
+    bool only_small = argc > 1 && strcmp(argv[1], "small") == 0;
+    for (size_t i = 0; !only_small && i < sizeof large / sizeof large[0]; i++)
+        check(&large[i]);
+    printf("%d passed, %d failed\n", g_passed, g_failed);
+    return g_failed != 0;
+}
