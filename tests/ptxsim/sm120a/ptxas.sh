@@ -8,8 +8,8 @@ mkdir -p "$work" || exit 1
 # kernel file, kernel, most registers, most bytes of static shared memory
 plan='linear nib_sm120a_linear_128 232 2048
 linear nib_sm120a_linear_32 128 512
-decode nib_sm120a_decode_8 104 4480
-decode nib_sm120a_decode_16 144 8960
+decode nib_sm120a_decode_8 112 4480
+decode nib_sm120a_decode_16 104 8960
 pack nib_sm120a_pack 40 0'
 
 for target in "$@"; do

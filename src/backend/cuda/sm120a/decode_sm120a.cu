@@ -2,10 +2,8 @@
  * each, straight from memory to the instruction, weights read once and 16 bytes a lane. Slices are added up in order in
  * shared memory, so no atomics and the same bits as linear_sm120a.cu.
  *
- * Bytes bound it: 576 for each 1024 weights. Four tiles of k are asked for at once, 4 KiB a warp. */
+ * Bytes bound it: 576 for each 1024 weights. Up to four tiles of k are asked for at once, 4 KiB a warp. */
 #include "backend/cuda/sm120a/parts_sm120a.cuh"
-
-constexpr int kBatch = 4; /* tiles of k on their way */
 
 /* Four scale bytes from block `block` on, zeros behind the row's end; rows have an even number. */
 NIB_DEVICE uint32_t scale_word(const uint8_t *scales, int32_t block, int32_t n_blocks)
@@ -78,6 +76,7 @@ template <int NT> NIB_DEVICE void multiply(const struct operands<NT> &o, float d
 template <int NT> NIB_DEVICE void decode(const struct nib_sm120a_linear_args &a)
 {
     constexpr int    kRows = 8 * NT;
+    constexpr int    kBatch = NT == 1 ? 4 : 2; /* tiles of k on their way: what 128 registers hold, for two blocks an SM */
     __shared__ float part[kWarps][kRows][17]; /* 17: a quad's columns on different banks */
     __shared__ float4 factors[kRows];
     nib_grid_start();
@@ -139,13 +138,13 @@ template <int NT> NIB_DEVICE void decode(const struct nib_sm120a_linear_args &a)
 static_assert(NIB_SM120A_SLICES == kWarps, "a warp a slice");
 static_assert(16 * 16 <= kThreads, "a thread a result");
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
 nib_sm120a_decode_8(const __grid_constant__ struct nib_sm120a_linear_args a)
 {
     decode<1>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
 nib_sm120a_decode_16(const __grid_constant__ struct nib_sm120a_linear_args a)
 {
     decode<2>(a);
