@@ -132,7 +132,7 @@ template <int NT> NIB_DEVICE void decode(const struct nib_sm120a_linear_args &a)
     if (a.y_f32)
         ((float *)a.y)[at] = v;
     else
-        ((uint16_t *)a.y)[at] = nib_bf16_code(v);
+        ((uint16_t *)a.y)[at] = nib_bf16_of(v);
 }
 
 static_assert(NIB_SM120A_SLICES == kWarps, "a warp a slice");

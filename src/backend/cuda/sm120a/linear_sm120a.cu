@@ -109,8 +109,12 @@ NIB_DEVICE void load_stage(struct loader<ROWS> *p, const struct nib_sm120a_linea
         p->x[i] += kRowBytes;
     }
     int n = p->x_scales_there ? min(max(blocks - tid % 2 * 4, 0), 4) : 0;
-    if (tid < ROWS * 2)
+    if (tid < ROWS * 2 && n != 2)
         copy4(to + S::kXScales + tid * 4, n ? p->x_scales : a.x_scales, n);
+    else if (tid < ROWS * 2) /* a row may end in half a word, and what is behind it may not be anyone's */
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + S::kXScales + tid * 4),
+                     "r"((uint32_t) * (const uint16_t *)p->x_scales)
+                     : "memory");
     p->x_scales += kRowScales;
 }
 

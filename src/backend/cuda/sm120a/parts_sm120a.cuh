@@ -94,6 +94,12 @@ NIB_DEVICE float nib_swiglu(float g, float u, float limit)
 
 /* ---- Results ---- */
 
+/* As nib_pack_bf16x2 rounds: NaN has one code, whichever kernel writes it. */
+NIB_DEVICE uint16_t nib_bf16_of(float v)
+{
+    return (uint16_t)nib_pack_bf16x2(v, 0.0f);
+}
+
 /* y[row][out .. out+7] as far as there are outputs. */
 NIB_DEVICE void nib_store8(const struct nib_sm120a_linear_args &a, int64_t row, int32_t out, const float v[8])
 {
@@ -116,7 +122,7 @@ NIB_DEVICE void nib_store8(const struct nib_sm120a_linear_args &a, int64_t row, 
         if (a.y_f32)
             ((float *)a.y)[at + j] = v[j];
         else
-            ((uint16_t *)a.y)[at + j] = nib_bf16_code(v[j]);
+            ((uint16_t *)a.y)[at + j] = nib_bf16_of(v[j]);
     }
 }
 
