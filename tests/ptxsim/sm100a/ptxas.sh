@@ -12,10 +12,12 @@ linear nib_sm100a_linear_pair 96 256
 norm nib_sm100a_norm 64 512
 swiglu nib_sm100a_swiglu 64 256
 pack nib_sm100a_pack_scales 32 0
-groups nib_sm100a_groups 40 1024
+swiglu nib_sm100a_swiglu_act 64 256
+place nib_sm100a_place 40 0
+groups nib_sm100a_groups 40 4096
 combine nib_sm100a_combine 40 0'
 
-for file in linear norm swiglu pack groups combine; do
+for file in linear norm swiglu pack place groups combine; do
     set --
     case $nvcc in
     *ptxas)

@@ -114,7 +114,7 @@ static uint8_t *arranged(const uint8_t *scales, int32_t rows, int32_t n_in, bool
     return out;
 }
 
-/* With experts: where each one's rows stand, and the groups that the kernel makes of the counts. */
+/* With experts: pairs in a mixed order, and the rows and tiles that the kernel makes of them. */
 static void place_experts(struct rig_product *r)
 {
     struct px_machine            *m = r->machine;
@@ -122,36 +122,57 @@ static void place_experts(struct rig_product *r)
     struct nib_sm100a_groups_args a = {.n_experts = r->p.n_experts, .tile_rows = nib_sm100a_tile_rows(n_ctas)};
     for (int32_t e = 0; e < r->p.n_experts; e++)
         total += r->count[e];
+    int32_t *chosen = malloc((size_t)(total + 1) * sizeof *chosen);
+    assert_non_null(chosen);
+    for (int32_t e = 0, at = 0; e < r->p.n_experts; e++)
+        for (int32_t i = 0; i < r->count[e]; i++)
+            chosen[at++] = e;
+    for (int32_t i = total - 1; i > 0; i--) {
+        int32_t j = (int32_t)(rig_next(&r->seed) % (uint32_t)(i + 1)), was = chosen[i];
+        chosen[i] = chosen[j];
+        chosen[j] = was;
+    }
     int32_t most = nib_sm100a_groups_most(total, r->p.n_experts, n_ctas);
-    a.count = rig_alloc(m, (size_t)r->p.n_experts * 4, r->count);
+    size_t  room = (size_t)(total + 1) * 4;
+    a.n_pairs = total;
+    a.chosen = rig_alloc(m, room, chosen);
     a.groups = rig_alloc(m, (size_t)(most + 1) * sizeof *a.groups, NULL);
     a.n_groups = rig_alloc(m, 4, NULL);
-    a.first = rig_alloc(m, (size_t)r->p.n_experts * 4, NULL);
+    a.pair = rig_alloc(m, room, NULL);
+    a.place = rig_alloc(m, room, NULL);
+    a.scale_row = rig_alloc(m, room, NULL);
     const void      *params[1] = {&a};
-    struct px_launch l = {.grid = {1, 1, 1}, .block = {256, 1, 1}, .params = params};
+    struct px_launch l = {.grid = {1, 1, 1}, .block = {1024, 1, 1}, .shared_bytes = (uint32_t)a.n_experts * 12, .params = params};
     if (!px_run(m, rig_module("groups_sm100a"), "nib_sm100a_groups", &l))
         fail_msg("%s", px_error(m));
-    r->p.n_rows = (most > 0 ? most : 1) * tile;
+    r->p.n_rows = total > 0 ? total : 1;
+    r->n_scale_rows = (most > 0 ? most : 1) * tile;
+    r->scale_row = a.scale_row;
     r->expert_of = malloc((size_t)r->p.n_rows * sizeof *r->expert_of);
     r->alphas = malloc((size_t)r->p.n_experts * sizeof *r->alphas);
     assert_true(r->expert_of && r->alphas);
-    for (int32_t t = 0; t < r->p.n_rows; t++)
-        r->expert_of[t] = -1;
-    for (int32_t e = 0; e < r->p.n_experts; e++) {
+    r->expert_of[0] = -1;
+    for (int32_t e = 0, row = 0; e < r->p.n_experts; e++) {
         r->alphas[e] = 1e-3f * (float)(e + 1);
-        assert_int_equal(a.first[e], n * tile);
-        for (int32_t i = 0; i < r->count[e]; i++)
-            r->expert_of[n * tile + i] = e;
-        for (int32_t left = r->count[e]; left > 0; left -= tile, n++) {
+        for (int32_t i = 0; i < r->count[e]; i++) {
+            assert_int_equal(chosen[a.pair[row + i]], e);
+            assert_int_equal(a.place[a.pair[row + i]], row + i);
+            assert_int_equal(a.scale_row[row + i], n * tile + i);
+            r->expert_of[row + i] = e;
+        }
+        for (int32_t left = r->count[e]; left > 0; left -= tile, row += tile, n++) {
             assert_int_equal(a.groups[n].expert, e);
             assert_int_equal(a.groups[n].n_rows, left < tile ? left : tile);
+            assert_int_equal(a.groups[n].row, row);
         }
+        row -= r->count[e] > 0 ? (r->count[e] + tile - 1) / tile * tile - r->count[e] : 0;
     }
     assert_int_equal(*a.n_groups, n);
     assert_true(n <= most);
     r->p.groups = a.groups;
     r->p.n_groups = a.n_groups;
     r->p.alphas = rig_alloc(m, (size_t)r->p.n_experts * 4, r->alphas);
+    free(chosen);
 }
 
 static void fill_rows(struct rig_product *r)
@@ -165,10 +186,8 @@ static void fill_rows(struct rig_product *r)
             ldexpf(1.0f + (float)(rig_next(&r->seed) % 1000) / 1000.0f, (int)(rig_next(&r->seed) % 16) - 12);
         if (r->hostile) /* beyond what the product of both scales may be in fp32 */
             r->row_scale[t] = t % 7 == 3 ? NAN : t % 7 == 4 ? 1e37f : t % 7 == 5 ? 1e-38f : r->row_scale[t];
-        if (r->expert_of && r->expert_of[t] < 0) {
+        if (r->expert_of && r->expert_of[t] < 0)
             r->row_scale[t] = NAN;
-            memset(r->x_scales + (size_t)t * half / 8, 0x7f, half / 8);
-        }
     }
     r->p.x_stride = (n_in / 2 + 63) / 64 * 64;
     size_t   room = (size_t)n * (size_t)r->p.x_stride;
@@ -178,9 +197,18 @@ static void fill_rows(struct rig_product *r)
         memcpy(rows + t * r->p.x_stride, r->x_codes + (size_t)t * half, half);
     r->p.x_codes = rig_alloc(m, room, rows);
     free(rows);
-    uint8_t *s = arranged(r->x_scales, n, n_in, r->linear_scales, &bytes);
+    size_t   row_bytes = (size_t)n_in / 16;
+    int32_t  n_scales = r->scale_row ? r->n_scale_rows : n;
+    uint8_t *stand = malloc((size_t)n_scales * row_bytes); /* rows of scales where nobody's stand hold NaN */
+    assert_non_null(stand);
+    memset(stand, 0x7f, (size_t)n_scales * row_bytes);
+    for (int32_t t = 0; t < n; t++)
+        if (!r->expert_of || r->expert_of[t] >= 0)
+            memcpy(stand + (size_t)(r->scale_row ? r->scale_row[t] : t) * row_bytes, r->x_scales + (size_t)t * row_bytes, row_bytes);
+    uint8_t *s = arranged(stand, n_scales, n_in, r->linear_scales, &bytes);
     r->p.x_scales = rig_alloc(m, bytes, s);
     free(s);
+    free(stand);
     r->p.row_scale = rig_alloc(m, (size_t)n * sizeof *r->row_scale, r->row_scale);
 }
 

@@ -41,7 +41,9 @@ struct rig_product {
     struct px_machine        *machine;
     uint8_t                  *x_codes, *w_codes, *x_scales, *w_scales; /* host copies; scales [rows][n_in / 16] */
     float                    *row_scale, *alphas;
-    int32_t                  *expert_of; /* [n_rows] -1: a row that only fills a tile */
+    int32_t                  *expert_of; /* [n_rows] -1: nobody's row */
+    const int32_t            *scale_row; /* [n_rows] with experts: where a row's scales stand */
+    int32_t                   n_scale_rows;
     struct nib_sm100a_launch  launch;
     char                      error[1024];
     struct px_stats           stats;

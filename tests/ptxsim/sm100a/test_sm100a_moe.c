@@ -52,22 +52,22 @@ static struct stack make_stack(int32_t n_out, int32_t n_in)
     return s;
 }
 
-static void launch(const char *module, const char *kernel, uint32_t grid, uint32_t shared, const void *args)
+static void launch(const char *module, const char *kernel, struct px_dim grid, uint32_t block, uint32_t shared, const void *args)
 {
     const void      *params[1] = {args};
-    struct px_launch l = {.grid = {grid, 1, 1}, .block = {256, 1, 1}, .shared_bytes = shared, .params = params};
+    struct px_launch l = {.grid = grid, .block = {block, 1, 1}, .shared_bytes = shared, .params = params};
     if (!px_run(m, rig_module(module), kernel, &l))
         fail_msg("%s", px_error(m));
 }
 
-static struct nib_sm100a_rows make_rows(int32_t n, int32_t n_in)
+static struct nib_sm100a_rows make_rows(int32_t n, int32_t n_in, int32_t n_scale_rows)
 {
     struct nib_sm100a_rows q = {.codes_stride = (n_in / 2 + 63) / 64 * 64};
     /* As the backend's alloc() gives it: zeroed. */
-    void *zero = calloc((size_t)n, (size_t)n_in);
+    void *zero = calloc((size_t)(n + n_scale_rows), (size_t)(n_in + 256));
     assert_non_null(zero);
     q.codes = rig_alloc(m, (size_t)n * (size_t)q.codes_stride, zero);
-    q.scales = rig_alloc(m, (size_t)nib_sm100a_scale_bytes(n, n_in), zero);
+    q.scales = rig_alloc(m, (size_t)nib_sm100a_scale_bytes(n_scale_rows, n_in), zero);
     q.row_scale = rig_alloc(m, (size_t)n * 4, zero);
     free(zero);
     return q;
@@ -82,7 +82,7 @@ static void expect_encoded(const struct nib_sm100a_rows *q, int32_t row, int32_t
     assert_true(q->row_scale[row] == g);
     assert_memory_equal(q->codes + row * q->codes_stride, codes, (size_t)n_in / 2);
     for (int32_t b = 0; b < n_in / 16; b++)
-        assert_int_equal(q->scales[nib_sm100a_scale_offset(row, b, n_in)], scales[b]);
+        assert_int_equal(q->scales[nib_sm100a_scale_offset(q->scale_row ? q->scale_row[row] : row, b, n_in)], scales[b]);
     for (int32_t k = 0; k < n_in; k++)
         value[k] = code_value((unsigned)codes[k / 2] >> k % 2 * 4 & 15u) * (double)g *
                    (scales[k / 16] < 8 ? ldexp(scales[k / 16], -9)
@@ -141,6 +141,20 @@ static void expect_product(const float *y, const double *x, const struct stack *
     }
 }
 
+/* The tokens' rows as an op gets them: quantised, with their scales row by row. */
+static struct nib_sm100a_place_args quantised(const float *x)
+{
+    struct nib_sm100a_place_args a = {.codes_stride = 192, .scales_stride = 64, .n_in = DIM, .top_k = TOP};
+    uint8_t                      codes[TOKENS * 192] = {0}, scales[TOKENS * 64] = {0};
+    float                        row_scale[TOKENS];
+    for (int32_t t = 0; t < TOKENS; t++)
+        nib_nvfp4_row_encode(x + t * DIM, DIM, codes + t * 192, scales + t * 64, &row_scale[t]);
+    a.codes = rig_alloc(m, sizeof codes, codes);
+    a.scales = rig_alloc(m, sizeof scales, scales);
+    a.row_scale = rig_alloc(m, sizeof row_scale, row_scale);
+    return a;
+}
+
 static void chain(void **state)
 {
     (void)state;
@@ -150,78 +164,78 @@ static void chain(void **state)
     assert_non_null(m);
     struct stack w1 = make_stack(INNER, DIM), w3 = make_stack(INNER, DIM), w2 = make_stack(DIM, INNER);
     float        x[TOKENS][DIM], weight[PAIRS];
-    int32_t      expert[PAIRS], count[EXPERTS] = {0}, from[PAIRS], place[PAIRS], seen[EXPERTS] = {0};
+    int32_t      expert[PAIRS];
     for (int32_t t = 0; t < TOKENS; t++)
         for (int32_t i = 0; i < DIM; i++)
             x[t][i] = rig_value(&seed) * (float)(1 + t % 5);
-    for (int32_t p = 0; p < PAIRS; p++) { /* expert 2 gets nobody; of a token's experts the lower comes first */
-        expert[p] = p % 2 == 0 ? (p / 2 % 3 == 0 ? 0 : 1) : 3 + (int32_t)(rig_next(&seed) % 3);
+    for (int32_t p = 0; p < PAIRS; p++) { /* expert 2 gets nobody; a token's choices are in no order */
+        expert[p] = p % 2 == p / 2 % 2 ? (p / 2 % 3 == 0 ? 0 : 1) : 3 + (int32_t)(rig_next(&seed) % 3);
         weight[p] = 0.25f + 0.5f * (float)(rig_next(&seed) % 100) / 100.0f;
-        count[expert[p]]++;
-        from[p] = p / TOP;
     }
 
-    struct nib_sm100a_groups_args ga = {.n_experts = EXPERTS, .tile_rows = nib_sm100a_tile_rows(1)};
-    int32_t                       most = nib_sm100a_groups_most(PAIRS, EXPERTS, 1);
-    ga.count = rig_alloc(m, sizeof count, count);
+    struct nib_sm100a_groups_args ga = {.n_pairs = PAIRS, .n_experts = EXPERTS, .tile_rows = nib_sm100a_tile_rows(1)};
+    int32_t                       most = nib_sm100a_groups_most(PAIRS, EXPERTS, 1), n_scales = most * ga.tile_rows;
+    ga.chosen = rig_alloc(m, sizeof expert, expert);
     ga.groups = rig_alloc(m, (size_t)most * sizeof *ga.groups, NULL);
     ga.n_groups = rig_alloc(m, 4, NULL);
-    ga.first = rig_alloc(m, EXPERTS * 4, NULL);
-    launch("groups_sm100a", "nib_sm100a_groups", 1, 0, &ga);
+    ga.pair = rig_alloc(m, PAIRS * 4, NULL);
+    ga.place = rig_alloc(m, PAIRS * 4, NULL);
+    ga.scale_row = rig_alloc(m, PAIRS * 4, NULL);
+    launch("groups_sm100a", "nib_sm100a_groups", (struct px_dim){1, 1, 1}, 1024, EXPERTS * 12, &ga);
     assert_int_equal(*ga.n_groups, EXPERTS - 1);
-    for (int32_t p = 0; p < PAIRS; p++)
-        place[p] = ga.first[expert[p]] + seen[expert[p]]++;
-    struct groups  g = {ga.groups, ga.n_groups, most * ga.tile_rows};
-    const int32_t *places = rig_alloc(m, sizeof place, place);
+    struct groups  g = {ga.groups, ga.n_groups, PAIRS};
+    const int32_t *place = ga.place;
 
-    struct nib_sm100a_norm_args na = {.x = rig_alloc(m, sizeof x, x),
-                                      .x_stride = DIM,
-                                      .n_in = DIM,
-                                      .x_f32 = 1,
-                                      .from = rig_alloc(m, sizeof from, from),
-                                      .to = places,
-                                      .y = make_rows(g.n_rows, DIM)};
-    launch("norm_sm100a", "nib_sm100a_norm", PAIRS, DIM * 4, &na);
-    float *gate = multiply(&na.y, &w1, &g), *up = multiply(&na.y, &w3, &g);
+    struct nib_sm100a_place_args pa = quantised(&x[0][0]);
+    pa.pair = ga.pair;
+    pa.y = make_rows(PAIRS, DIM, n_scales);
+    pa.y.scale_row = ga.scale_row;
+    launch("place_sm100a", "nib_sm100a_place", (struct px_dim){PAIRS, 1, 1}, 128, 0, &pa);
+    float *gate = multiply(&pa.y, &w1, &g), *up = multiply(&pa.y, &w3, &g);
+    const float                  *weights = rig_alloc(m, sizeof weight, weight);
     struct nib_sm100a_swiglu_args sa = {.gate = gate,
                                         .up = up,
+                                        .weight = weights,
+                                        .pair = ga.pair,
                                         .stride = INNER,
                                         .limit = 7,
                                         .n_in = INNER,
                                         .f32 = 1,
-                                        .rows = places,
-                                        .y = make_rows(g.n_rows, INNER)};
-    launch("swiglu_sm100a", "nib_sm100a_swiglu", PAIRS, INNER * 4, &sa);
+                                        .y = make_rows(PAIRS, INNER, n_scales)};
+    sa.y.scale_row = ga.scale_row;
+    launch("swiglu_sm100a", "nib_sm100a_swiglu", (struct px_dim){PAIRS, 1, 1}, 256, INNER * 4, &sa);
     float *expert_y = multiply(&sa.y, &w2, &g);
     float *y = rig_alloc(m, TOKENS * DIM * 4, NULL);
     struct nib_sm100a_combine_args ca = {.expert_y = expert_y,
-                                         .place = places,
-                                         .weight = rig_alloc(m, sizeof weight, weight),
+                                         .chosen = ga.chosen,
+                                         .place = place,
+                                         .weight = weights,
                                          .y = y,
                                          .expert_stride = DIM,
                                          .y_stride = DIM,
                                          .top_k = TOP,
                                          .dim = DIM,
                                          .y_f32 = 1};
-    launch("combine_sm100a", "nib_sm100a_combine", TOKENS, 0, &ca);
+    launch("combine_sm100a", "nib_sm100a_combine", (struct px_dim){2, TOKENS, 1}, 256, TOP * 8, &ca);
 
     for (int32_t p = 0; p < PAIRS; p++) {
         double value[DIM];
         float  act[INNER];
-        expect_encoded(&na.y, place[p], DIM, x[p / TOP], value);
+        expect_encoded(&pa.y, place[p], DIM, x[p / TOP], value);
         expect_product(gate + place[p] * INNER, value, &w1, expert[p]);
         expect_product(up + place[p] * INNER, value, &w3, expert[p]);
         for (int32_t i = 0; i < INNER; i++) {
             float a = fminf(gate[place[p] * INNER + i], 7), b = fmaxf(fminf(up[place[p] * INNER + i], 7), -7);
-            act[i] = (float)((double)a / (1 + exp(-(double)a))) * b;
+            act[i] = (float)((double)a / (1 + exp(-(double)a))) * b * weight[p];
         }
         expect_encoded(&sa.y, place[p], INNER, act, value);
         expect_product(expert_y + place[p] * DIM, value, &w2, expert[p]);
     }
     for (int32_t t = 0; t < TOKENS; t++)
         for (int32_t i = 0; i < DIM; i++) {
-            float sum = 0;
-            for (int32_t j = 0; j < TOP; j++)
+            float   sum = 0;
+            int32_t first = expert[t * TOP] > expert[t * TOP + 1];
+            for (int32_t k = 0, j = first; k < TOP; k++, j = !first)
                 sum += weight[t * TOP + j] * expert_y[place[t * TOP + j] * DIM + i];
             assert_true(y[t * DIM + i] == sum);
         }

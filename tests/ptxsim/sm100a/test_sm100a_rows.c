@@ -43,8 +43,10 @@ static void expect_codes(const float *y, int32_t row, int32_t n_in, const struct
     assert_true(codes && scales);
     nib_nvfp4_row_encode(y, n_in, codes, scales, &g);
     assert_true(q->row_scale[row] == g || (isnan(g) && isnan(q->row_scale[row])));
-    for (int32_t b = 0; b < (n_in + 255) / 256 * 16; b++) {
-        uint8_t got = q->scales[place_of(row, b, n_in)];
+    int32_t padded = q->scales_stride ? (n_in / 16 + 3) / 4 * 4 : (n_in + 255) / 256 * 16;
+    for (int32_t b = 0; b < padded; b++) {
+        uint8_t got = q->scales_stride ? q->scales[row * q->scales_stride + b]
+                                       : q->scales[place_of(q->scale_row ? q->scale_row[row] : row, b, n_in)];
         if (b >= n_in / 16) {
             assert_int_equal(got, 0);
             continue;
@@ -117,18 +119,21 @@ static void one_norm(const struct rows *s, uint64_t schedule)
     assert_non_null(order);
     for (int32_t row = 0; row < s->n; row++)
         order[row] = s->n - 1 - row;
-    bool turned = schedule == 1 || schedule == 3; /* rows gathered, or put elsewhere: the last becomes the first */
-    a.from = schedule == 1 ? rig_alloc(m, n * 4, order) : NULL;
-    a.to = schedule == 3 ? rig_alloc(m, n * 4, order) : NULL;
-    free(order);
     a.y = rows_for(m, s->n, s->n_in);
+    if (schedule == 1) /* scales stand elsewhere: the last row's first */
+        a.y.scale_row = rig_alloc(m, n * 4, order);
+    if (schedule == 3) { /* row by row */
+        a.y.scales_stride = (int64_t)(width / 16 + 63) / 64 * 64;
+        a.y.scales = rig_alloc(m, n * (size_t)a.y.scales_stride, NULL);
+    }
+    free(order);
     const void      *params[1] = {&a};
     struct px_launch l = {
         .grid = {(uint32_t)s->n, 1, 1}, .block = {256, 1, 1}, .shared_bytes = (uint32_t)width * 4, .params = params};
     if (!px_run(m, rig_module("norm_sm100a"), "nib_sm100a_norm", &l))
         fail_msg("%s", px_error(m));
     for (int32_t row = 0; row < s->n; row++)
-        expect_norm(s, row, x + (size_t)(turned ? s->n - 1 - row : row) * width, weight, &a);
+        expect_norm(s, row, x + (size_t)row * width, weight, &a);
     free(x);
     free(weight);
     free(half);

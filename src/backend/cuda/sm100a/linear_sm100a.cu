@@ -46,6 +46,7 @@ struct barriers {
 
 struct place {
     int32_t row, out;       /* of a tile's first element */
+    int32_t band;           /* of its rows' scales */
     int32_t end_row, expert; /* whose weights the rows multiply; 0 without groups */
 };
 
@@ -59,11 +60,12 @@ static __device__ __forceinline__ int32_t row_tiles_of(const struct nib_sm100a_l
 static __device__ __forceinline__ struct place place_of(const struct nib_sm100a_linear_args &a, int32_t n_row_tiles,
                                                         int32_t i, int rows, int out)
 {
-    struct place p = {i % n_row_tiles * rows, i / n_row_tiles * out, a.n_rows, 0};
+    struct place p = {i % n_row_tiles * rows, i / n_row_tiles * out, i % n_row_tiles * (rows / kRows), a.n_rows, 0};
     if (a.groups) {
         struct nib_sm100a_group g = a.groups[i % n_row_tiles];
         p.expert = g.expert;
-        p.end_row = p.row + g.n_rows;
+        p.row = g.row;
+        p.end_row = g.row + g.n_rows;
     }
     return p;
 }
@@ -88,7 +90,7 @@ static __device__ __forceinline__ void load_tiles(const struct nib_sm100a_linear
             if (CTAS == 1) {
                 nib_tensor_load(to + T::kX, &a.x, k * kRowBytes, at.row, full);
                 nib_tensor_load(to + T::kW, &a.w, k * kRowBytes, w_row, full);
-                nib_tensor_load(to + T::kXScales, &a.x_scales, k * (kBandBytes / 8), at.row / 128, full);
+                nib_tensor_load(to + T::kXScales, &a.x_scales, k * (kBandBytes / 8), at.band, full);
                 for (int b = 0; b < T::kBands; b++)
                     nib_tensor_load(to + T::kWScales + b * kBandBytes, &a.w_scales, k * (kBandBytes / 8),
                                     w_band + b, full);
@@ -96,7 +98,7 @@ static __device__ __forceinline__ void load_tiles(const struct nib_sm100a_linear
                 uint32_t there = nib_map_rank(full, 0);
                 nib_tensor_load_pair(to + T::kX, &a.x, k * kRowBytes, at.row + (int32_t)rank * kRows, there);
                 nib_tensor_load_pair(to + T::kW, &a.w, k * kRowBytes, w_row + (int32_t)rank * T::kOutOfCta, there);
-                nib_tensor_load_pair(to + T::kXScales, &a.x_scales, k * (kBandBytes / 8), at.row / 128 + (int32_t)rank,
+                nib_tensor_load_pair(to + T::kXScales, &a.x_scales, k * (kBandBytes / 8), at.band + (int32_t)rank,
                                      there);
                 for (int b = 0; b < T::kBands; b++)
                     nib_tensor_load_pair(to + T::kWScales + b * kBandBytes, &a.w_scales, k * (kBandBytes / 8),

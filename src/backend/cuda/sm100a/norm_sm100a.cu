@@ -26,12 +26,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     extern __shared__ __align__(16) float x[];
     __shared__ double   buffer[32];
     __shared__ uint32_t max_buffer[32];
-    int64_t             row = a.from ? a.from[blockIdx.x] : blockIdx.x, to = a.to ? a.to[blockIdx.x] : blockIdx.x;
+    int64_t             row = blockIdx.x;
     load_row(a, row, x);
     if (a.weight)
         nib_rms_norm_block(x, a.weight, a.n_in, a.eps, buffer);
     if (a.plain)
-        store_plain(a, to, x);
-
-    nib_nvfp4_row_store(a.y, to, x, a.n_in, max_buffer);
+        store_plain(a, row, x);
+    nib_nvfp4_row_store(a.y, row, x, a.n_in, max_buffer);
 }

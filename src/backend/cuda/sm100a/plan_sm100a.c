@@ -81,13 +81,16 @@ bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode
     int64_t n_stack = p->n_experts ? p->n_experts : 1, w_bands = tiles(p->n_out, 128);
     int     out_tile = n_ctas == 2 ? OUT_TILE_PAIR : OUT_TILE_ONE, stages = n_ctas == 2 ? 6 : 5;
     int64_t bands = tiles(out_tile + (out_tile % 128 ? 64 : 0), 128);
+    int64_t row_tiles = p->n_experts ? nib_sm100a_groups_most(p->n_rows, p->n_experts, n_ctas)
+                                     : tiles(p->n_rows, ROWS_OF_CTA * n_ctas);
+    int64_t scale_rows = p->n_experts ? row_tiles * ROWS_OF_CTA * n_ctas : p->n_rows;
     int64_t stage_bytes = 128 * (ROWS_OF_CTA + out_tile / n_ctas) + 2048 * (1 + bands);
 
     memset(args, 0, sizeof *args);
     if (!encode_codes(encode, &args->x, p->x_codes, p->n_rows, p->n_in, p->x_stride, ROWS_OF_CTA) ||
         !encode_codes(encode, &args->w, p->w_codes, n_stack * p->n_out, p->n_in, p->n_in / 2,
                       (uint32_t)(out_tile / n_ctas)) ||
-        !encode_scales(encode, &args->x_scales, p->x_scales, p->n_rows, p->n_in) ||
+        !encode_scales(encode, &args->x_scales, p->x_scales, scale_rows, p->n_in) ||
         !encode_scales(encode, &args->w_scales, p->w_scales, n_stack * w_bands * 128, p->n_in)) {
         (void)snprintf(error, error_bytes,
                        "sm_100a linear: a tensor map of [%" PRId32 ", %" PRId32 "] x [%" PRId32 "] was refused",
@@ -106,7 +109,7 @@ bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode
     args->n_groups = p->n_groups;
     args->alphas = p->alphas;
     args->n_bands = (int32_t)w_bands;
-    args->n_row_tiles = (int32_t)tiles(p->n_rows, ROWS_OF_CTA * n_ctas);
+    args->n_row_tiles = (int32_t)row_tiles;
     args->n_out_tiles = (int32_t)tiles(p->n_out, out_tile);
 
     int64_t work = (int64_t)args->n_row_tiles * args->n_out_tiles,

@@ -65,8 +65,13 @@ NIB_DEVICE void nib_nvfp4_row_store(const struct nib_sm100a_rows &q, int64_t row
     /* A thread a block of 16; the scales of four blocks of a row lie on end. Blocks behind the row's end get 0. */
     int32_t  n_blocks = n_in / kBlock, n_tiles = (n_in + NIB_SM100A_K_TILE - 1) / NIB_SM100A_K_TILE;
     int32_t  n_padded = n_tiles * (NIB_SM100A_K_TILE / kBlock);
+    int64_t  s_row = q.scale_row ? q.scale_row[row] : row;
     uint8_t *codes = q.codes + row * q.codes_stride;
-    uint8_t *scales = q.scales + row / 128 * ((int64_t)n_padded * 128) + row % 32 * 16 + row % 128 / 32 * 4;
+    uint8_t *scales = q.scales_stride ? q.scales + s_row * q.scales_stride
+                                      : q.scales + s_row / 128 * ((int64_t)n_padded * 128) + s_row % 32 * 16 + s_row % 128 / 32 * 4;
+    int      atom = q.scales_stride ? 4 : 512;
+    if (q.scales_stride)
+        n_padded = (n_blocks + 3) / 4 * 4;
     for (int32_t first = 0; first < n_padded; first += kThreads) { /* whole warps, for the exchange */
         int32_t  b = first + (int32_t)threadIdx.x;
         uint32_t scale = 0;
@@ -79,7 +84,7 @@ NIB_DEVICE void nib_nvfp4_row_store(const struct nib_sm100a_rows &q, int64_t row
         word |= __shfl_xor_sync(~0u, word, 1);
         word |= __shfl_xor_sync(~0u, word, 2);
         if (b % 4 == 0 && b < n_padded)
-            *(uint32_t *)(scales + b / 4 * 512) = word;
+            *(uint32_t *)(scales + b / 4 * atom) = word;
     }
 }
 

@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/backend.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -49,9 +51,10 @@ struct nib_sm100a_launch {
 
 /* ---- y = x w^T ---- */
 
-/* Rows of a tile that multiply one expert's weights: the first n_rows of the tile. */
+/* A tile of rows that multiply one expert's weights: n_rows of them from `row` on. Their scales stand in a tile of their
+ * own, the tile's first row first: scales come by atoms of 128 rows, while codes, row scales and results are dense. */
 struct nib_sm100a_group {
-    int32_t expert, n_rows;
+    int32_t expert, n_rows, row;
 };
 
 /* Passed by value to the kernels. */
@@ -72,10 +75,10 @@ struct nib_sm100a_linear_args {
 
 /* y[t][o] = row_scale[t] * alpha * sum_k x[t][k] w[o][k].
  *
- * For experts (n_experts > 0): rows stand in tiles of nib_sm100a_tile_rows(n_ctas), each for one expert, which
- * nib_sm100a_groups (below) lists; n_rows is the room for them. w and its scales are stacks of n_experts matrices,
- * each matrix's scales padded by itself. Rows of a tile behind its group's are neither multiplied into others nor
- * written. */
+ * For experts (n_experts > 0): rows stand sorted by expert, in tiles of up to nib_sm100a_tile_rows(n_ctas), each for one
+ * expert, which nib_sm100a_groups (below) lists. x_scales holds nib_sm100a_groups_most() tiles. w and its scales are
+ * stacks of n_experts matrices, each matrix's scales padded by itself. Rows of scales behind a tile's last may hold
+ * anything. */
 struct nib_sm100a_linear {
     int32_t        n_rows, n_out, n_in; /* n_in a multiple of 32 */
     const uint8_t *x_codes, *w_codes;   /* 16-byte aligned; rows of w follow one another, n_in / 2 bytes each */
@@ -104,26 +107,31 @@ int32_t nib_sm100a_tile_rows(int32_t n_ctas);
 /* Most tiles that n_rows rows of n_experts experts can take. */
 int32_t nib_sm100a_groups_most(int32_t n_rows, int32_t n_experts, int32_t n_ctas);
 
-/* Passed by value to nib_sm100a_groups, one block of 256 threads: from the number of rows of each expert to the
- * tiles of a grouped product. Experts without rows take none. */
+/* Passed by value to nib_sm100a_groups, one block of 1024 threads: from each pair's expert to the order of rows and the
+ * tiles of a grouped product. Experts without pairs take no tile. Pairs of one expert come in any order, which changes
+ * no result. Shared memory: 3 * n_experts int32. */
 struct nib_sm100a_groups_args {
-    const int32_t           *count;  /* [n_experts] */
+    const int32_t           *chosen; /* [n_pairs] */
     struct nib_sm100a_group *groups; /* [nib_sm100a_groups_most()] */
     int32_t                 *n_groups;
-    int32_t                 *first;  /* [n_experts] first row of each expert in the tiles */
-    int32_t                  n_experts, tile_rows;
+    int32_t                 *pair;      /* [n_pairs] of each row */
+    int32_t                 *place;     /* [n_pairs] row of each pair */
+    int32_t                 *scale_row; /* [n_pairs] where each row's scales stand */
+    int32_t                  n_pairs, n_experts, tile_rows;
 };
 
 /* ---- Activation rows ---- */
 
-/* Where NVFP4 rows go: codes and row scales as everywhere, block scales in the layout above. A row that holds NaN
- * or Inf gets a NaN row scale and scale bytes of 0, so that it cannot reach the rows it shares an instruction
- * with. */
+/* Where NVFP4 rows go: codes and row scales as everywhere, block scales in the layout above, or row by row as in struct
+ * nib_act where scales_stride is not 0. A row that holds NaN or Inf gets a NaN row scale and scale bytes of 0, so that
+ * it cannot reach the rows it shares an instruction with. */
 struct nib_sm100a_rows {
-    uint8_t *codes; /* [n_rows][codes_stride] */
-    uint8_t *scales;
-    float   *row_scale; /* [n_rows] */
-    int64_t  codes_stride; /* bytes, a multiple of 8 */
+    uint8_t       *codes; /* [n_rows][codes_stride] */
+    uint8_t       *scales;
+    float         *row_scale;    /* [n_rows] */
+    int64_t        codes_stride; /* bytes, a multiple of 16 */
+    int64_t        scales_stride; /* bytes, a multiple of 4; 0: the tensor core's layout */
+    const int32_t *scale_row;    /* [n_rows] where the scales of each row stand; NULL: at its own number */
 };
 
 /* Passed by value to nib_sm100a_norm: y = x * rsqrt(mean(x^2) + eps) * weight as in struct nib_norm_args, then
@@ -140,27 +148,48 @@ struct nib_sm100a_norm_args {
     const int32_t         *from, *to; /* block b takes row from[b] of x and makes row to[b] of y; NULL: b */
 };
 
+/* Passed by value to nib_sm100a_place, a block of 128 threads a row: rows quantised elsewhere (scales row by row) to
+ * where a product reads them. Row b is row b of x, or with pairs row pair[b] / top_k. */
+struct nib_sm100a_place_args {
+    const uint8_t         *codes, *scales;
+    const float           *row_scale;
+    int64_t                codes_stride, scales_stride; /* bytes; codes 16-byte aligned, scales 4 */
+    const int32_t         *pair;
+    struct nib_sm100a_rows y;     /* codes NULL: only scales are placed, and codes and row scales used where they are */
+    int32_t                top_k, n_in; /* n_in a multiple of 32 */
+};
+
 /* Passed by value to nib_sm100a_swiglu: y = silu(min(gate, limit)) * clamp(up, +-limit), without clamps if limit is 0.
- * Blocks and shared memory as above. */
+ * Blocks and shared memory as nib_sm100a_norm's. */
 struct nib_sm100a_swiglu_args {
     const void            *gate, *up; /* [n_rows][stride] */
+    const float           *weight;    /* y of row b is multiplied by weight[pair[b]]; NULL: it is not */
+    const int32_t         *pair;
     struct nib_sm100a_rows y;
-    const int32_t         *rows;      /* block b takes and makes row rows[b]; NULL: b */
     int64_t                stride;    /* elements */
     float                  limit;
     int32_t                n_in; /* a multiple of 16 */
     int32_t                f32;
 };
 
+/* Passed by value to nib_sm100a_swiglu_act: the same to rows of any format. A plain part may be where gate is. */
+struct nib_sm100a_swiglu_act_args {
+    const float   *gate, *up; /* [n_rows][y.cols] */
+    struct nib_act y;
+    float          limit;
+};
+
 /* ---- Experts' results ---- */
 
-/* Passed by value to nib_sm100a_combine, blocks of 256 threads, a block a row: y[t] = sum over j of weight[t][j] *
- * expert_y[place[t][j]], in fp32 and in the order of j, plus shared[t] last. */
+/* Passed by value to nib_sm100a_combine, blocks of 256 threads, grid (ceil(dim / 256), n_rows): y[t] = sum over j of
+ * weight[t][j] * expert_y[place[t][j]], in fp32 and in ascending order of expert, plus shared[t] last. Shared memory:
+ * 2 * top_k words. */
 struct nib_sm100a_combine_args {
     const float   *expert_y; /* [..][expert_stride] */
     const float   *shared;   /* [n_rows][shared_stride] or NULL */
+    const int32_t *chosen;   /* [n_rows][top_k] */
     const int32_t *place;    /* [n_rows][top_k] */
-    const float   *weight;   /* [n_rows][top_k] */
+    const float   *weight;   /* [n_rows][top_k]; NULL: all 1 */
     void          *y;        /* [n_rows][y_stride] */
     int64_t        expert_stride, shared_stride, y_stride;
     int32_t        top_k, dim, y_f32;

@@ -20,11 +20,25 @@ nib_sm100a_swiglu(const __grid_constant__ struct nib_sm100a_swiglu_args a)
     nib_grid_start();
     extern __shared__ __align__(16) float x[];
     __shared__ uint32_t max_buffer[32];
-    int64_t             row = a.rows ? a.rows[blockIdx.x] : blockIdx.x;
+    int64_t             row = blockIdx.x;
     enum nib_dtype      dtype = a.f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16;
+    float               weight = a.weight ? a.weight[a.pair[row]] : 1.0f;
     struct nib_mat gate = {(void *)a.gate, dtype, 0, a.n_in, a.stride}, up = {(void *)a.up, dtype, 0, a.n_in, a.stride};
     for (int32_t i = threadIdx.x; i < a.n_in; i += kThreads)
-        x[i] = swiglu(nib_mat_get(gate, row, i), nib_mat_get(up, row, i), a.limit);
+        x[i] = swiglu(nib_mat_get(gate, row, i), nib_mat_get(up, row, i), a.limit) * weight;
     __syncthreads();
     nib_nvfp4_row_store(a.y, row, x, a.n_in, max_buffer);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+nib_sm100a_swiglu_act(const __grid_constant__ struct nib_sm100a_swiglu_act_args a)
+{
+    nib_grid_start();
+    extern __shared__ __align__(16) float x[];
+    __shared__ uint32_t max_buffer[32];
+    int64_t             row = blockIdx.x, at = row * a.y.cols;
+    for (int32_t i = threadIdx.x; i < a.y.cols; i += kThreads)
+        x[i] = swiglu(a.gate[at + i], a.up[at + i], a.limit);
+    __syncthreads();
+    nib_act_store_block(a.y, row, x, max_buffer);
 }
