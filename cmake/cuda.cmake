@@ -6,7 +6,8 @@ find_path(NIB_CUDA_INCLUDE cuda_runtime_api.h HINTS ${CMAKE_CUDA_TOOLKIT_INCLUDE
 find_library(NIB_CUDART cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} /usr/local/cuda/lib64 /usr/local/cuda/lib REQUIRED)
 find_package(Threads REQUIRED)
 
-set(NIB_CUDA_TARGETS "sm_90a" CACHE STRING "GPU targets, of sm_90a; (sm_100a and sm_120a once they have kernels)")
+# sm_100f is machine code for every card of compute capability 10.x (B200, GB200, B300, GB300).
+set(NIB_CUDA_TARGETS "sm_90a;sm_100f" CACHE STRING "GPU targets, of sm_90a, sm_100f, sm_100a and sm_103a")
 set(gencode)
 foreach(target IN LISTS NIB_CUDA_TARGETS)
   string(REPLACE "sm_" "compute_" virtual ${target})
@@ -16,7 +17,15 @@ set(CMAKE_CUDA_ARCHITECTURES OFF)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo")
 
+set(blackwell ${NIB_CUDA_TARGETS})
+list(FILTER blackwell INCLUDE REGEX "^sm_10[03][af]$")
+
 file(GLOB cuda_c CONFIGURE_DEPENDS src/backend/cuda/*.c)
+if(blackwell)
+  list(FILTER cuda_c EXCLUDE REGEX "/without_sm100a.c$")
+  file(GLOB cuda_sm100a_c CONFIGURE_DEPENDS src/backend/cuda/sm100a/*.c)
+  list(APPEND cuda_c ${cuda_sm100a_c})
+endif()
 file(GLOB cuda_any CONFIGURE_DEPENDS src/backend/cuda/any/*.cu)
 add_library(nib_backend_cuda OBJECT ${cuda_c} ${cuda_any})
 target_include_directories(nib_backend_cuda PUBLIC include src)
@@ -38,6 +47,22 @@ if("sm_90a" IN_LIST NIB_CUDA_TARGETS)
   set_target_properties(nib_backend_cuda_sm90a PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_compile_definitions(nib_backend_cuda PRIVATE NIB_CUDA_SM90A)
   list(APPEND NIB_OBJECTS $<TARGET_OBJECTS:nib_backend_cuda_sm90a>)
+endif()
+
+# Blackwell's: tcgen05.
+if(blackwell)
+  set(blackwell_gencode)
+  foreach(target IN LISTS blackwell)
+    string(REPLACE "sm_" "compute_" virtual ${target})
+    list(APPEND blackwell_gencode "SHELL:-gencode arch=${virtual},code=${target}")
+  endforeach()
+  file(GLOB cuda_sm100a CONFIGURE_DEPENDS src/backend/cuda/sm100a/*.cu)
+  add_library(nib_backend_cuda_sm100a OBJECT ${cuda_sm100a})
+  target_include_directories(nib_backend_cuda_sm100a PRIVATE include src)
+  target_compile_options(nib_backend_cuda_sm100a PRIVATE
+    "-fmad=false;-Xcompiler=-Wall,-Wextra,-fno-threadsafe-statics,-fno-exceptions;${blackwell_gencode}")
+  set_target_properties(nib_backend_cuda_sm100a PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  list(APPEND NIB_OBJECTS $<TARGET_OBJECTS:nib_backend_cuda_sm100a>)
 endif()
 
 list(APPEND NIB_OBJECTS $<TARGET_OBJECTS:nib_backend_cuda>)

@@ -101,6 +101,11 @@ static void lay_out(struct nib_stream *s, const struct nib_dims *d, struct carve
     s->n_attend_max = most(160 * part, least(rows * 8 * part, 64 << 20));
     s->attend = take(c, s->n_attend_max, sizeof(float));
     lay_out_moe(&s->moe, d, c);
+    if (nib_cuda_sm100a_card()) {
+        size_t   bytes = nib_cuda_sm100a_lay_out(&s->sm100a, &s->moe, d, NULL);
+        uint8_t *base = take(c, (int64_t)bytes, 1);
+        (void)nib_cuda_sm100a_lay_out(&s->sm100a, &s->moe, d, base);
+    }
 }
 
 static enum nib_status check_dims(const struct nib_dims *d, struct nib_error *err)
@@ -187,7 +192,7 @@ static enum nib_status open_parts(struct nib_backend *b, struct nib_error *err)
     }
     c = (struct carve){b->scratch, 0};
     lay_out(s, &s->dims, &c);
-    return NIB_OK;
+    return nib_cuda_sm100a_open(s, err);
 }
 
 static enum nib_status backend_open(const struct nib_backend_config *c, struct nib_backend **out, struct nib_error *err)
@@ -300,10 +305,15 @@ static size_t packed_bytes(const struct nib_weight_desc *d, size_t codes, size_t
     return n == 1 ? bytes : (bytes + 3) / 4 * 4 + n * sizeof(float);
 }
 
+static enum nib_cuda_layout layout_of(const struct nib_weight_desc *d, bool sm100a, size_t *codes, size_t *scales)
+{
+    return sm100a && nib_cuda_sm100a_layout(d, codes, scales) ? NIB_CUDA_BLOCK16 : nib_cuda_layout_of(d, codes, scales);
+}
+
 static size_t weight_bytes(const struct nib_weight_desc *d)
 {
     size_t codes, scales;
-    (void)nib_cuda_layout_of(d, &codes, &scales);
+    (void)layout_of(d, nib_cuda_sm100a_card(), &codes, &scales);
     return packed_bytes(d, codes, scales);
 }
 
@@ -392,7 +402,9 @@ static cudaError_t pack_stack(struct nib_backend *b, const struct nib_weight_des
         e = stage(b, b->load.stored, d->part[i].data, codes);
         if (e == cudaSuccess && scales > 0)
             e = stage(b, b->load.stored + scales_at, d->part[i].scales, scales);
-        if (e == cudaSuccess)
+        if (e == cudaSuccess && m->layout == NIB_CUDA_BLOCK16)
+            e = nib_cuda_sm100a_pack(b->stream.handle, m, i, b->load.stored, b->load.stored + scales_at);
+        else if (e == cudaSuccess)
             e = nib_cuda_pack(b->stream.handle, m, i, b->load.stored, b->load.stored + scales_at, largest);
     }
     if (e == cudaSuccess && m->alpha)
@@ -423,7 +435,7 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
         free(alpha);
         return nib_error_set(err, NIB_E_MEMORY, "cuda: no memory for a weight of %d matrices", d->n_stack);
     }
-    enum nib_cuda_layout layout = nib_cuda_layout_of(d, &codes, &scales);
+    enum nib_cuda_layout layout = layout_of(d, b->stream.sm100a.on, &codes, &scales);
     if (layout == NIB_CUDA_TILED && !nib_cuda_span_fits(d)) {
         layout = NIB_CUDA_STORED;
         codes = stored_size(d, &scales);
@@ -455,15 +467,15 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
 
 static const struct nib_ops ops = {
     .embed = nib_cuda_embed,
-    .norm = nib_cuda_norm,
-    .linear = nib_cuda_linear,
+    .norm = nib_cuda_sm100a_norm,
+    .linear = nib_cuda_sm100a_linear,
     .q_rope = nib_cuda_q_rope,
     .kv_insert = nib_cuda_kv_insert,
     .compress = nib_cuda_compress,
     .index_select = nib_cuda_index_select,
     .attend = nib_cuda_attend,
     .o_a = nib_cuda_o_a,
-    .moe = nib_cuda_moe,
+    .moe = nib_cuda_sm100a_moe,
     .hc_pre = nib_cuda_hc_pre,
     .hc_post = nib_cuda_hc_post,
     .hc_head = nib_cuda_hc_head,

@@ -23,8 +23,9 @@ extern "C" {
  *   16l + 4j + (0, 1, 2, 3). A lane's scale block is then one NVFP4 block. tiles.cuh has the bit order.
  *     codes  [tile][block][chunk][lane] 16 bytes: 1 chunk at 4 bits, 2 at 8, 4 at 16
  *     scales NVFP4: [tile][group of 4 blocks][lane][block] {row g, row g+8} bytes; MXFP4 the same for lane pairs; a last
- *            group of fewer blocks is [block][lane]. FP8: one byte for 128 x 128 as stored. */
-enum nib_cuda_layout { NIB_CUDA_STORED, NIB_CUDA_TILED };
+ *            group of fewer blocks is [block][lane]. FP8: one byte for 128 x 128 as stored.
+ * BLOCK16: NVFP4 for tcgen05: codes as in the checkpoint, scales as sm100a/sm100a.h has them. */
+enum nib_cuda_layout { NIB_CUDA_STORED, NIB_CUDA_TILED, NIB_CUDA_BLOCK16 };
 
 /* Passed by value to kernels. */
 struct nib_cuda_matrix {
@@ -74,6 +75,22 @@ struct nib_cuda_moe_scratch {
     int32_t   n_rows;  /* that one pass takes */
 };
 
+/* NVFP4 on Blackwell's tensor cores (sm100a/ops_sm100a.c). */
+struct nib_cuda_sm100a_scratch {
+    bool      on;           /* this card runs the kernels of sm100a/ */
+    void     *encode;       /* cuTensorMapEncodeTiled */
+    uint8_t  *scales;       /* of a linear's rows, in the tensor core's layout */
+    int64_t   scales_bytes;
+    uint8_t  *x_codes, *inner_codes, *x_scales, *inner_scales; /* of the experts' rows; scales in tiles */
+    int64_t   x_scales_bytes, inner_scales_bytes;
+    float    *x_row_scale, *inner_row_scale;
+    int32_t  *scale_row;    /* [pairs] */
+    int32_t  *groups;       /* [3 * groups at most] */
+    int32_t  *n_groups;
+    uint8_t  *shared_codes, *shared_scales; /* of the shared expert's inner rows, any format */
+    float    *shared_row_scale;
+};
+
 /* Steps kept as graphs (record_cuda.c). */
 #define NIB_CUDA_RECORDS 48
 struct nib_cuda_record {
@@ -106,6 +123,7 @@ struct nib_stream {
     float               *attend; /* [n_attend_parts] partial sums of split attention */
     int64_t              n_attend_max;
     struct nib_cuda_moe_scratch moe;
+    struct nib_cuda_sm100a_scratch sm100a;
     struct nib_cuda_records records;
     cudaStream_t         side;   /* work beside the main queue, joined by events */
     cudaEvent_t          fork, join;
@@ -165,6 +183,30 @@ bool nib_cuda_wide_takes(const struct nib_stream *s, const struct nib_act *x, in
 /* Rows [first, first + n) of x times each weight; y[i]: from its first row on. group_rows as in nib_cuda_products. */
 enum nib_status nib_cuda_wide(struct nib_stream *s, const struct nib_act *x, int32_t first, int32_t n, int32_t n_weights,
                               const struct nib_weight *const *w, const struct nib_mat *y, int32_t group_rows);
+
+/* ---- The router (any/moe.cu) ---- */
+
+/* Experts of rows [first, first + n) and their weights into s->moe.chosen and .weight, and where a wants them. */
+enum nib_status nib_cuda_moe_route(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n);
+
+/* ---- NVFP4 on Blackwell (sm100a/) ---- */
+
+/* Whether device 0 has tcgen05 and this build kernels for it. */
+bool nib_cuda_sm100a_card(void);
+/* Whether weights like these are packed as NIB_CUDA_BLOCK16 there; bytes of one matrix's codes and scales. */
+bool nib_cuda_sm100a_layout(const struct nib_weight_desc *d, size_t *codes, size_t *scales);
+/* Pointers into `base` for these dims, or with NULL only their sum, which is returned. m: n_rows is set. */
+size_t nib_cuda_sm100a_lay_out(struct nib_cuda_sm100a_scratch *x, const struct nib_cuda_moe_scratch *m, const struct nib_dims *d,
+                               uint8_t *base);
+/* Turns the kernels of sm100a/ on where the card has them. */
+enum nib_status nib_cuda_sm100a_open(struct nib_stream *s, struct nib_error *err);
+/* Scales of matrix i from a copy of the stored bytes on the device. */
+cudaError_t     nib_cuda_sm100a_pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
+                                     const uint8_t *scales);
+/* The ops, which leave to those below what the kernels of sm100a/ do not take. */
+enum nib_status nib_cuda_sm100a_norm(struct nib_stream *s, const struct nib_norm_args *a);
+enum nib_status nib_cuda_sm100a_linear(struct nib_stream *s, const struct nib_linear_args *a);
+enum nib_status nib_cuda_sm100a_moe(struct nib_stream *s, const struct nib_moe_args *a);
 
 /* ---- Attention on tensor cores (any/attend_mma.cu) ---- */
 

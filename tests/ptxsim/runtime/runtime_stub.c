@@ -4,7 +4,7 @@
  * Work is done when it is enqueued, in the order of the calls. Misuse of the device is printed and makes every later call
  * fail, as a fault on a device would.
  *
- * From the environment: NIB_PTXSIM_SEED (0: fixed order), NIB_PTXSIM_RESIDENT (blocks side by side), NIB_PTXSIM_SMS,
+ * From the environment: NIB_PTXSIM_CARD (compute capability times 10: 90), NIB_PTXSIM_SEED (0: fixed order), NIB_PTXSIM_RESIDENT (blocks side by side), NIB_PTXSIM_SMS,
  * NIB_PTXSIM_RACES=0 (do not look for races), NIB_PTXSIM_MMA_STEPS=1, NIB_PTXSIM_TRACE=1 (a line a launch). */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -12,7 +12,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "backend/cuda/sm100a/sm100a.h"
 #include "ptxsim/ptxsim.h"
+#include "ptxsim/tensor.h"
 
 enum { FUNCTIONS = 4096, MODULES = 64, PARAMS = 64 };
 
@@ -368,6 +370,12 @@ cudaError_t cudaMemset(void *to, int byte, size_t bytes)
     return result(cudaSuccess);
 }
 
+cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream)
+{
+    (void)stream;
+    return rt.capturing ? fault(cudaErrorNotSupported, "cudaMemsetAsync while a graph is captured") : cudaMemset(to, byte, bytes);
+}
+
 cudaError_t cudaMemGetInfo(size_t *unused, size_t *total)
 {
     *unused = *total = (size_t)4 << 30;
@@ -398,11 +406,35 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
     (void)device;
     memset(p, 0, sizeof *p);
     (void)snprintf(p->name, sizeof p->name, "PTX simulator");
-    p->major = 9;
+    p->major = (int)setting("NIB_PTXSIM_CARD", 90) / 10;
+    p->minor = (int)setting("NIB_PTXSIM_CARD", 90) % 10;
     p->multiProcessorCount = (int)setting("NIB_PTXSIM_SMS", 8);
     p->totalGlobalMem = (size_t)4 << 30;
     p->sharedMemPerBlockOptin = 227 * 1024;
     p->sharedMemPerMultiprocessor = 228 * 1024;
+    return result(cudaSuccess);
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
+{
+    if (device != 0 || attribute != cudaDevAttrComputeCapabilityMajor)
+        return result(cudaErrorInvalidValue);
+    *value = (int)setting("NIB_PTXSIM_CARD", 90) / 10;
+    return result(cudaSuccess);
+}
+
+/* The driver's own calls: only its encoder of tensor maps is asked for. */
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *found)
+{
+    nib_sm100a_encode *encode = sim_tensor_map_encode_tiled;
+    (void)version, (void)flags;
+    *function = NULL;
+    *found = cudaDriverEntryPointSymbolNotFound;
+    if (strcmp(symbol, "cuTensorMapEncodeTiled") == 0) {
+        memcpy(function, &encode, sizeof encode);
+        *found = cudaDriverEntryPointSuccess;
+    }
     return result(cudaSuccess);
 }
 

@@ -210,7 +210,7 @@ enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cud
     a.p.n = p->n;
     a.p.group_rows = p->group_rows;
     for (int32_t i = 0; i < p->n_weights; i++) {
-        if (p->w[i].layout == NIB_CUDA_STORED) {
+        if (p->w[i].layout != NIB_CUDA_TILED) {
             dim3 grid((unsigned)((p->w[i].n_out + 7) / 8), (unsigned)((p->n + kStoredRows - 1) / kStoredRows));
             nib_launch(s, stored_product, grid, 256, 0, p->w[i], p->x[i], p->n, p->group_rows, p->y[i]);
             continue;
@@ -277,7 +277,7 @@ enum nib_status nib_cuda_linear(struct nib_stream *s, const struct nib_linear_ar
         p.n_weights = a->n_weights;
         for (int32_t i = 0; i < a->n_weights; i++) {
             p.w[i] = *nib_cuda_matrix_of(a->w[i]);
-            int quant = a->w[i]->act != NIB_ACT_PLAIN, f32 = p.w[i].layout == NIB_CUDA_STORED;
+            int quant = a->w[i]->act != NIB_ACT_PLAIN, f32 = p.w[i].layout != NIB_CUDA_TILED;
             if (!have[quant][f32])
                 NIB_TRY(nib_cuda_rows_prepare(s, &a->x, a->w[i]->act, first, n, f32, &at, &ready[quant][f32]));
             have[quant][f32] = true;

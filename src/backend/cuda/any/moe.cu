@@ -494,14 +494,11 @@ static void launch_stages(struct nib_stream *s, struct moe_args *a, const struct
     }
 }
 
-static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n)
+enum nib_status nib_cuda_moe_route(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n)
 {
-    const struct nib_weight *const w[2][3] = {{a->w1, a->w2, a->w3}, {a->sw1, a->sw2, a->sw3}};
-    struct nib_cuda_moe_scratch   *m = &s->moe;
-    struct moe_args                args;
-    struct nib_cuda_products       router;
-    int64_t                        at = 0;
-    memset(&args, 0, sizeof args);
+    struct nib_cuda_moe_scratch *m = &s->moe;
+    struct nib_cuda_products     router;
+    int64_t                      at = 0;
     memset(&router, 0, sizeof router);
     router.n = n;
     router.n_weights = 1;
@@ -512,6 +509,20 @@ static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args 
     router.y[0].stride = a->n_experts;
     NIB_TRY(nib_cuda_rows_prepare(s, &a->x, NIB_ACT_PLAIN, first, n, router.w[0].layout == NIB_CUDA_STORED, &at, &router.x[0]));
     NIB_TRY(nib_cuda_products_run(s, &router));
+    size_t keys = (size_t)a->n_experts * 5;
+    cudaFuncSetAttribute(choose_experts, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)keys);
+    nib_launch(s, choose_experts, (unsigned)n, 256, keys, *a, *a->rows, first, m->route, m->chosen, m->weight);
+    return nib_cuda_check(s, cudaGetLastError(), "routing");
+}
+
+static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n)
+{
+    const struct nib_weight *const w[2][3] = {{a->w1, a->w2, a->w3}, {a->sw1, a->sw2, a->sw3}};
+    struct nib_cuda_moe_scratch   *m = &s->moe;
+    struct moe_args                args;
+    int64_t                        at = 0;
+    memset(&args, 0, sizeof args);
+    NIB_TRY(nib_cuda_moe_route(s, a, first, n));
 
     args.m = *m;
     args.chosen = m->chosen;
@@ -527,10 +538,8 @@ static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args 
     int32_t wide = args.n_pairs > 4 * experts ? 2 : 1;
     args.n_segments_max = experts + args.n_pairs / (wide * 8);
 
-    size_t keys = (size_t)a->n_experts * 5, counts = 2 * (size_t)a->n_experts * 4;
-    cudaFuncSetAttribute(choose_experts, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)keys);
+    size_t counts = 2 * (size_t)a->n_experts * 4;
     cudaFuncSetAttribute(sort_pairs, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)counts);
-    nib_launch(s, choose_experts, (unsigned)n, 256, keys, *a, *a->rows, first, m->route, m->chosen, m->weight);
     nib_launch(s, sort_pairs, 1, 1024, counts, a->n_experts, args.n_pairs, wide * 8, m->chosen, *m);
     NIB_TRY(nib_cuda_check(s, cudaGetLastError(), "routing"));
 

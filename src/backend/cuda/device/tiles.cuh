@@ -153,9 +153,19 @@ NIB_DEVICE float nib_tiled_value(const struct nib_cuda_matrix &m, const uint8_t 
     return m.type == NIB_WEIGHT_NVFP4 ? ldexpf(v * nib_e4m3_value(scale), -kNvfp4Shift) : ldexpf(v, (int)scale - 127 - 126);
 }
 
+/* NVFP4 with scales in atoms of 128 rows by 4 blocks, rows padded to 128 and columns to 256. */
+NIB_DEVICE float nib_block16_value(const struct nib_cuda_matrix &m, const uint8_t *codes, const uint8_t *scales, int64_t o, int64_t k)
+{
+    int64_t band = ((int64_t)m.n_in + 255) / 256 * 2048;
+    uint32_t scale = scales[o / 128 * band + k / 64 * 512 + o % 32 * 16 + o % 128 / 32 * 4 + k / 16 % 4];
+    return nib_e2m1_value((uint32_t)codes[(o * m.n_in + k) / 2] >> (k % 2 * 4)) * nib_e4m3_value(scale);
+}
+
 NIB_DEVICE float nib_matrix_value(const struct nib_cuda_matrix &m, int32_t stack, int64_t o, int64_t k)
 {
     const uint8_t *codes = m.codes + stack * m.codes_stride, *scales = m.scales + stack * m.scales_stride;
+    if (m.layout == NIB_CUDA_BLOCK16)
+        return nib_block16_value(m, codes, scales, o, k);
     return m.layout == NIB_CUDA_STORED ? nib_stored_value(m, codes, scales, o, k) : nib_tiled_value(m, codes, scales, o, k);
 }
 

@@ -1,0 +1,118 @@
+/* The bundled model on a simulated card against ref, both with NVFP4 activations: 124 tokens in one step, then eight drawn
+ * greedily one at a time, so that windows, both kinds of compressed entries, the indexer's choice (8 of up to 33) and routing by
+ * hash and by score all take part. The drawn tokens must be equal, and the mean loss of the prompt within 0.005: codes of
+ * activations that flip on ties move single logits, not the mean.
+ *
+ *   test_tiny_ptxsim [TOKENS]   a shorter prompt, for a look by hand */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <math.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "support/model_support.h"
+
+enum { PROMPT = 124, DRAWN = 8 };
+
+static int32_t g_prompt = PROMPT;
+
+/* The model with another index_topk: its config edited, the rest by links. */
+static void make_model(const char *dir)
+{
+    static const char *const linked[] = {"model.safetensors", "generation_config.json", "tokenizer.json", "tokenizer_config.json"};
+    static const char        from[] = "\"index_topk\": 64,", to[] = "\"index_topk\": 8, ";
+    char                     path[512], text[16384], source[512];
+    for (size_t i = 0; i < sizeof linked / sizeof *linked; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, linked[i]);
+        (void)snprintf(source, sizeof source, MODEL_NVFP4 "/%s", linked[i]);
+        assert_int_equal(symlink(source, path), 0);
+    }
+    FILE *f = fopen(MODEL_NVFP4 "/config.json", "r");
+    assert_non_null(f);
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    (void)fclose(f);
+    text[n] = 0;
+    char *at = strstr(text, from);
+    assert_non_null(at);
+    memcpy(at, to, sizeof to - 1);
+    (void)snprintf(path, sizeof path, "%s/config.json", dir);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void remove_model(const char *dir)
+{
+    char command[512];
+    (void)snprintf(command, sizeof command, "rm -r '%s'", dir);
+    assert_int_equal(system(command), 0);
+}
+
+struct pass {
+    int32_t drawn[DRAWN];
+    double  nll; /* mean of the prompt */
+};
+
+static struct pass run_pass(const char *dir, const char *backend, const int32_t *ids, int32_t n)
+{
+    struct nib_options o;
+    struct nib_error   err = {0};
+    struct nib_seq    *seq = NULL;
+    struct pass        p = {.nll = 0};
+    nib_options_init(&o);
+    o.backend = backend;
+    o.n_ctx = 256;
+    o.act_quant = NIB_ACT_QUANT_NVFP4;
+    struct fixture f = fixture_open(dir, &o);
+    double        *nll = calloc((size_t)n, sizeof *nll);
+    float         *logits = malloc((size_t)f.vocab * sizeof *logits);
+    assert_true(nll && logits);
+    if (nib_seq_open(f.engine, &seq, &err) != NIB_OK)
+        fail_msg("%s", err.text);
+    fixture_run(&f, seq, &(struct run){.ids = ids, .n = n, .chunk = n, .n_last = 1, .logits = logits, .nll = nll});
+    for (int32_t i = 0; i + 1 < n; i++)
+        p.nll += nll[i] / (n - 1);
+    for (int32_t i = 0; i < DRAWN; i++) {
+        p.drawn[i] = argmax_of(logits, f.vocab);
+        fixture_run(&f, seq, &(struct run){.ids = &p.drawn[i], .n = 1, .chunk = 1, .n_last = 1, .logits = logits});
+    }
+    printf("%s: mean nll %.6f, drawn", backend, p.nll);
+    for (int32_t i = 0; i < DRAWN; i++)
+        printf(" %d", (int)p.drawn[i]);
+    printf("\n");
+    (void)fflush(stdout);
+    free(nll);
+    free(logits);
+    nib_seq_close(seq);
+    fixture_close(&f);
+    return p;
+}
+
+static void tiny(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/nibble-tiny-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    make_model(dir);
+    struct nib_checkpoint *goldens = goldens_open();
+    int32_t               *ids = golden_copy(golden_find(goldens, "ids.%d", 132));
+    struct pass            want = run_pass(dir, "ref", ids, g_prompt), got = run_pass(dir, "cuda", ids, g_prompt);
+    free(ids);
+    nib_checkpoint_close(goldens);
+    remove_model(dir);
+    assert_memory_equal(got.drawn, want.drawn, sizeof want.drawn);
+    assert_true(fabs(got.nll - want.nll) <= 0.005);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        g_prompt = (int32_t)strtol(argv[1], NULL, 10);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tiny)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
