@@ -1,6 +1,6 @@
 /* The op checker's program: runs every check on fresh seeds and sums up.
  *
- *   test_opcheck [--seed N] [--op NAME] [--n N] [--rows many] [--backend NAME] [--cpu LEVEL]
+ *   test_opcheck [--seed N] [--op NAME] [--n N] [--rows many] [--format nvfp4] [--backend NAME] [--cpu LEVEL]
  *
  * With --backend only that one is held to ref, in one variant.
  * A failure prints op, variant, shape, seed and the worst element; the same --seed (and --n) makes the same cases. */
@@ -64,11 +64,11 @@ static bool tables_are_complete(void)
     return true;
 }
 
-static int run_check(int which, uint64_t seed, int32_t n_cases, bool many, int64_t *n_checks)
+static int run_check(int which, uint64_t seed, int32_t n_cases, bool many, bool nvfp4, int64_t *n_checks)
 {
     int n_failed = 0;
     for (int32_t i = 0; i < n_cases && n_failed < 5; i++) {
-        struct oc_case c = {.op = checks[which].name, .seed = seed, .index = i, .many = many, .n_checks = n_checks};
+        struct oc_case c = {.op = checks[which].name, .seed = seed, .index = i, .many = many, .nvfp4 = nvfp4, .n_checks = n_checks};
         c.rng = (seed * 1000003 + (uint64_t)which) * 1000003 + (uint64_t)i;
         checks[which].run(&c);
         n_failed += c.failed;
@@ -82,7 +82,7 @@ int main(int argc, char **argv)
     uint64_t    seed = (uint64_t)time(NULL) * 1000 + (uint64_t)clock() % 1000;
     const char *op = NULL, *backend = NULL, *level = NULL;
     int32_t     n_cases = 0;
-    bool        many = false;
+    bool        many = false, nvfp4 = false;
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--seed") == 0)
             seed = strtoull(argv[i + 1], NULL, 10);
@@ -94,13 +94,16 @@ int main(int argc, char **argv)
             n_cases = (int32_t)strtol(argv[i + 1], NULL, 10);
         else if (strcmp(argv[i], "--rows") == 0 && strcmp(argv[i + 1], "many") == 0)
             many = true;
+        else if (strcmp(argv[i], "--format") == 0 && strcmp(argv[i + 1], "nvfp4") == 0)
+            nvfp4 = true;
         else if (strcmp(argv[i], "--backend") == 0)
             backend = argv[i + 1];
         else
             argc = 0;
     }
     if (argc % 2 == 0) {
-        fprintf(stderr, "usage: test_opcheck [--seed N] [--op NAME] [--n N] [--backend NAME] [--cpu LEVEL]\n");
+        fprintf(stderr, "usage: test_opcheck [--seed N] [--op NAME] [--n N] [--rows many] [--format nvfp4] [--backend NAME] "
+                        "[--cpu LEVEL]\n");
         return 2;
     }
     printf("opcheck: --seed %llu\n", (unsigned long long)seed);
@@ -112,7 +115,7 @@ int main(int argc, char **argv)
         if (op && strcmp(op, checks[i].name) != 0)
             continue;
         clock_t start = clock();
-        int     failed = run_check(i, seed, n_cases ? n_cases : checks[i].cases, many, &n_checks);
+        int     failed = run_check(i, seed, n_cases ? n_cases : checks[i].cases, many, nvfp4, &n_checks);
         n_failed += failed;
         n_ops++;
         printf("%-13s %s, %.1f s\n", checks[i].name, failed ? "FAILED" : "ok",

@@ -72,6 +72,7 @@ void oc_check_norm(struct oc_case *c)
     int32_t     n = pick_rows(c, 9), cols = oc_range(c, 1, n > 9 || oc_chance(c, 0.3) ? 80 : 12) * 16;
     struct norm a = {.eps = 1e-6f, .dtype = pick_dtype(c)};
     a.format = (enum nib_act_format)oc_range(c, NIB_ACT_PLAIN, NIB_ACT_INT8);
+    a.format = c->nvfp4 ? NIB_ACT_NVFP4 : a.format;
     a.plain = a.format == NIB_ACT_PLAIN || oc_chance(c, 0.7);
     if (a.format == NIB_ACT_PLAIN)
         cols += oc_range(c, 0, 15);

@@ -207,6 +207,12 @@ void oc_check_moe(struct oc_case *c)
     bool                 plain_type = type == NIB_WEIGHT_F32 || type == NIB_WEIGHT_BF16;
     enum nib_act_format  act = plain_type ? NIB_ACT_PLAIN : (enum nib_act_format)oc_pick(c, four ? 4 : 3, acts);
     enum nib_act_format  shared_act = shared == type ? act : act == NIB_ACT_FP8 ? NIB_ACT_FP8 : NIB_ACT_PLAIN;
+    if (c->nvfp4) {
+        type = NIB_WEIGHT_NVFP4;
+        act = NIB_ACT_NVFP4;
+        shared = (enum nib_weight_type)oc_pick(c, 3, (const int32_t[]){NIB_WEIGHT_NVFP4, NIB_WEIGHT_FP8, NIB_WEIGHT_BF16});
+        shared_act = shared == NIB_WEIGHT_NVFP4 ? act : NIB_ACT_PLAIN;
+    }
     struct moe a = {.top_k = oc_range(c, 1, 4), .route_scale = 1.5f, .n_inner = 32 * oc_range(c, 1, 5),
                     .n_inner_shared = 32 * oc_range(c, 1, 5)};
     int32_t    dim = 32 * oc_range(c, 1, oc_chance(c, 0.1) ? 36 : 8);
@@ -215,7 +221,7 @@ void oc_check_moe(struct oc_case *c)
     a.before = oc_chance(c, 0.5);
     a.dtype = oc_chance(c, 0.25) ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
     a.seqs = oc_seqs_new(c, oc_chance(c, 0.1) ? 80 : 8, 300, 0);
-    struct oc_mat plain = oc_mat_new(c, a.dtype, a.seqs.n_rows, dim, 1, oc_chance(c, 0.1));
+    struct oc_mat plain = oc_mat_new(c, a.dtype, a.seqs.n_rows, dim, 1, oc_chance(c, c->nvfp4 ? 0.5 : 0.1));
     a.x = oc_act_new(c, &plain, act, true);
     a.router =
         oc_weight_new(c, oc_chance(c, 0.7) ? NIB_WEIGHT_BF16 : NIB_WEIGHT_F32, NIB_ACT_PLAIN, 1, a.n_experts, dim);
@@ -228,6 +234,9 @@ void oc_check_moe(struct oc_case *c)
         a.bias = oc_floats(c, a.n_experts, 0, 0.3);
         for (int32_t e = 0; e < a.n_experts && oc_chance(c, 0.7); e++)
             a.bias[e] = 0.25f; /* some equal ones */
+        /* All rows to the same experts, the others without any: scores stay below sqrt(softplus(100)). */
+        for (int32_t e = 0; c->nvfp4 && e < a.top_k && c->index % 2 == 0; e++)
+            a.bias[(e * 5 + 1) % a.n_experts] += e == 0 || a.n_experts % 5 ? 20.0f : 0;
     }
     a.w1 = oc_weight_new(c, type, act, a.n_experts, a.n_inner, dim);
     a.w3 = oc_weight_new(c, type, act, a.n_experts, a.n_inner, dim);

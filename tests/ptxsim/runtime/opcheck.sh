@@ -1,13 +1,35 @@
 #!/bin/sh
-# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long]. Lines: op, seed, cases. The seeds are fixed
-# because cases differ a hundredfold in cost; long takes fresh seeds, schedules in random order and more cases.
+# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long|sm100a]. Lines: op, seed, cases. The seeds are fixed
+# because cases differ a hundredfold in cost; long takes fresh seeds, schedules in random order and more cases. sm100a: NVFP4 rows
+# and weights on a card of compute capability 10.0, where every kernel of src/backend/cuda/sm100a must have been launched.
 set -e
 program=$1
+if [ "$2" = sm100a ]; then
+    trace=$(mktemp)
+    trap 'rm -f "$trace"' EXIT
+    while read -r op seed cases; do
+        NIB_PTXSIM_CARD=100 NIB_PTXSIM_TRACE=1 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --format nvfp4 --seed "$seed" --op "$op" \
+            --n "$cases" 2>>"$trace" || { grep -v '<<<' "$trace" >&2; exit 1; }
+    done <<LIST
+norm 11 3
+linear 1 3
+linear 7 3
+moe 4 2
+moe 6 2
+LIST
+    for kernel in norm linear_one linear_pair place groups swiglu swiglu_act combine pack_scales; do
+        grep -q "nib_sm100a_$kernel <<<" "$trace" || { echo "opcheck.sh: nib_sm100a_$kernel was not launched" >&2; exit 1; }
+    done
+    exit 0
+fi
 if [ "$2" = long ]; then
     seed=$(date +%s)
     echo "opcheck.sh: seed $seed"
     for op in embed norm linear q_rope kv_insert compress index_select attend o_a moe hc_pre hc_post hc_head head mtp_join copy_rows sample; do
         NIB_PTXSIM_SEED=$seed NIB_PTXSIM_RESIDENT=2 "$program" --backend cuda --seed "$seed" --op $op --n 4
+    done
+    for op in norm linear moe; do
+        NIB_PTXSIM_CARD=103 NIB_PTXSIM_SEED=$seed NIB_PTXSIM_RESIDENT=2 "$program" --backend cuda --format nvfp4 --seed "$seed" --op $op --n 12
     done
     exit 0
 fi
