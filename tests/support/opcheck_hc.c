@@ -25,6 +25,7 @@ struct norm {
     bool                plain;
     enum nib_dtype      dtype;
     enum nib_act_format format;
+    struct oc_weight   *w; /* whose rows these could be: what a backend does first for such rows it does when one is packed */
 };
 
 static void run_norm(struct oc_run *r, const void *data, int32_t step)
@@ -33,6 +34,8 @@ static void run_norm(struct oc_run *r, const void *data, int32_t step)
     struct nib_mat     x = oc_put_mat(r, &a->x);
     float             *weight = oc_put(r, a->weight, 4 * (size_t)a->x.cols);
     struct nib_act     y = oc_out_act(r, a->plain, a->dtype, a->format, a->x.rows, a->x.cols);
+    if (a->w)
+        (void)oc_put_weight(r, a->w);
     for (int32_t t = 0; t < a->x.rows; t += step) {
         int32_t n = part(step, a->x.rows - t);
         oc_op(r, r->api->ops->norm(r->s, &(struct nib_norm_args){oc_rows_of_mat(x, t, n), weight, a->eps,
@@ -78,6 +81,7 @@ void oc_check_norm(struct oc_case *c)
         cols += oc_range(c, 0, 15);
     a.x = oc_mat_new(c, pick_dtype(c), n, cols, 1, oc_chance(c, 0.2));
     a.weight = oc_floats(c, cols, 1, 0.3);
+    a.w = c->nvfp4 ? oc_weight_new(c, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, 8, cols) : NULL;
     oc_shape(c, "%d rows of %d, x %d, y %d format %d plain %d", n, cols, a.x.dtype, a.dtype, a.format, a.plain);
     oc_all(c, run_norm, judge_norm, &a, n);
 }

@@ -428,6 +428,8 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
     size_t codes, scales, n = (size_t)d->n_stack;
     *out = NULL;
     NIB_TRY(check_weight(d, err));
+    if (d->act == NIB_ACT_NVFP4)
+        NIB_TRY(nib_cuda_sm100a_ready(&b->stream, err));
     struct nib_cuda_weight *w = calloc(1, sizeof *w);
     float                  *alpha = malloc(n * sizeof *alpha);
     if (!w || !alpha) {

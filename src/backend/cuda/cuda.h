@@ -77,7 +77,9 @@ struct nib_cuda_moe_scratch {
 
 /* NVFP4 on Blackwell's tensor cores (sm100a/ops_sm100a.c). */
 struct nib_cuda_sm100a_scratch {
-    bool      on;           /* this card runs the kernels of sm100a/ */
+    bool      card;         /* the card and this build have the kernels of sm100a/ */
+    bool      on;           /* they have passed their self-test */
+    char      why_not[240]; /* how they failed it */
     void     *encode;       /* cuTensorMapEncodeTiled */
     uint8_t  *scales;       /* of a linear's rows, in the tensor core's layout */
     int64_t   scales_bytes;
@@ -198,11 +200,19 @@ bool nib_cuda_sm100a_layout(const struct nib_weight_desc *d, size_t *codes, size
 /* Pointers into `base` for these dims, or with NULL only their sum, which is returned. m: n_rows is set. */
 size_t nib_cuda_sm100a_lay_out(struct nib_cuda_sm100a_scratch *x, const struct nib_cuda_moe_scratch *m, const struct nib_dims *d,
                                uint8_t *base);
-/* Turns the kernels of sm100a/ on where the card has them. */
+/* Finds the driver's encoder of tensor maps where the card has these kernels. */
 enum nib_status nib_cuda_sm100a_open(struct nib_stream *s, struct nib_error *err);
+/* Before the first weight with NVFP4 rows: the self-test. Engines without such weights never launch these kernels. */
+enum nib_status nib_cuda_sm100a_ready(struct nib_stream *s, struct nib_error *err);
 /* Scales of matrix i from a copy of the stored bytes on the device. */
 cudaError_t     nib_cuda_sm100a_pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
                                      const uint8_t *scales);
+/* Runs every kernel of sm100a/ on small problems and holds the results to the processor's. why: what disagreed, or "".
+ * Memory of its own; needs s->handle, n_sms and sm100a.encode. */
+enum nib_status nib_cuda_sm100a_selftest(struct nib_stream *s, char *why, size_t why_bytes);
+/* A mixture's rows from the experts of s->moe.chosen and their weights; all routed weights are NIB_CUDA_BLOCK16. */
+enum nib_status nib_cuda_sm100a_experts(struct nib_stream *s, const struct nib_moe_args *a, const struct nib_act *x,
+                                        struct nib_mat y);
 /* The ops, which leave to those below what the kernels of sm100a/ do not take. */
 enum nib_status nib_cuda_sm100a_norm(struct nib_stream *s, const struct nib_norm_args *a);
 enum nib_status nib_cuda_sm100a_linear(struct nib_stream *s, const struct nib_linear_args *a);

@@ -1,7 +1,7 @@
-/* The bundled model on a simulated card against ref, both with NVFP4 activations: 124 tokens in one step, then eight drawn
- * greedily one at a time, so that windows, both kinds of compressed entries, the indexer's choice (8 of up to 33) and routing by
- * hash and by score all take part. The drawn tokens must be equal, and the mean loss of the prompt within 0.005: codes of
- * activations that flip on ties move single logits, not the mean.
+/* The bundled model on a simulated card against ref, both with NVFP4 activations: 124 tokens in one step, then eight
+ * drawn greedily one at a time, so that windows, both kinds of compressed entries, the indexer's choice (8 of up to 33)
+ * and routing by hash and by score all take part. The drawn tokens must be equal, and the mean loss of the prompt
+ * within 0.005: codes of activations that flip on ties move single logits, not the mean.
  *
  *   test_tiny_ptxsim [TOKENS]   a shorter prompt, for a look by hand */
 #include <setjmp.h>
@@ -23,7 +23,8 @@ static int32_t g_prompt = PROMPT;
 /* The model with another index_topk: its config edited, the rest by links. */
 static void make_model(const char *dir)
 {
-    static const char *const linked[] = {"model.safetensors", "generation_config.json", "tokenizer.json", "tokenizer_config.json"};
+    static const char *const linked[] = {"model.safetensors", "generation_config.json", "tokenizer.json",
+                                         "tokenizer_config.json"};
     static const char        from[] = "\"index_topk\": 64,", to[] = "\"index_topk\": 8, ";
     char                     path[512], text[16384], source[512];
     for (size_t i = 0; i < sizeof linked / sizeof *linked; i++) {

@@ -6,7 +6,7 @@ set -e
 program=$1
 if [ "$2" = sm100a ]; then
     trace=$(mktemp)
-    trap 'rm -f "$trace"' EXIT
+    trap 'rm -f "$trace" "$trace.skip"' EXIT
     while read -r op seed cases; do
         NIB_PTXSIM_CARD=100 NIB_PTXSIM_TRACE=1 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --format nvfp4 --seed "$seed" --op "$op" \
             --n "$cases" 2>>"$trace" || { grep -v '<<<' "$trace" >&2; exit 1; }
@@ -15,10 +15,17 @@ norm 11 3
 linear 1 3
 linear 7 3
 moe 4 2
-moe 6 2
 LIST
     for kernel in norm linear_one linear_pair place groups swiglu swiglu_act combine pack_scales; do
         grep -q "nib_sm100a_$kernel <<<" "$trace" || { echo "opcheck.sh: nib_sm100a_$kernel was not launched" >&2; exit 1; }
+        # The self-test, which comes first, must see that it does nothing.
+        if NIB_PTXSIM_CARD=100 NIB_PTXSIM_SKIP="nib_sm100a_$kernel" "$program" --backend cuda --format nvfp4 --seed 1 --op norm --n 1 \
+            >"$trace.skip" 2>&1 || ! grep -q "fails its self-test on this card: nib_sm100a_" "$trace.skip"; then
+            cat "$trace.skip" >&2
+            echo "opcheck.sh: the self-test passes without nib_sm100a_$kernel" >&2
+            exit 1
+        fi
+        sed -n "s/.*fails its self-test on this card: \(.*\); activations.*/without $kernel: \1/p" "$trace.skip" | head -n 1
     done
     exit 0
 fi

@@ -18,7 +18,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 nib_sm100a_place(const __grid_constant__ struct nib_sm100a_place_args a)
 {
     nib_grid_start();
-    int64_t to = blockIdx.x, from = a.pair ? a.pair[to] / a.top_k : to, s_row = a.y.scale_row ? a.y.scale_row[to] : to;
+    int64_t to = blockIdx.x, from = a.pair ? a.pair[to] / a.top_k : to;
+    int64_t s_row = a.y.scale_row ? a.y.scale_row[to] : to;
     int32_t n_words = (a.n_in + NIB_SM100A_K_TILE - 1) / NIB_SM100A_K_TILE * (NIB_SM100A_K_TILE / 64);
     const uint8_t *scales = a.scales + from * a.scales_stride;
     uint8_t       *packed = a.y.scales + s_row / 128 * ((int64_t)n_words * 512) + s_row % 32 * 16 + s_row % 128 / 32 * 4;

@@ -67,11 +67,13 @@ NIB_DEVICE void nib_nvfp4_row_store(const struct nib_sm100a_rows &q, int64_t row
     int32_t  n_padded = n_tiles * (NIB_SM100A_K_TILE / kBlock);
     int64_t  s_row = q.scale_row ? q.scale_row[row] : row;
     uint8_t *codes = q.codes + row * q.codes_stride;
-    uint8_t *scales = q.scales_stride ? q.scales + s_row * q.scales_stride
-                                      : q.scales + s_row / 128 * ((int64_t)n_padded * 128) + s_row % 32 * 16 + s_row % 128 / 32 * 4;
-    int      atom = q.scales_stride ? 4 : 512;
-    if (q.scales_stride)
+    uint8_t *scales = q.scales + s_row / 128 * ((int64_t)n_padded * 128) + s_row % 32 * 16 + s_row % 128 / 32 * 4;
+    int      atom = 512;
+    if (q.scales_stride) {
+        scales = q.scales + s_row * q.scales_stride;
+        atom = 4;
         n_padded = (n_blocks + 3) / 4 * 4;
+    }
     for (int32_t first = 0; first < n_padded; first += kThreads) { /* whole warps, for the exchange */
         int32_t  b = first + (int32_t)threadIdx.x;
         uint32_t scale = 0;

@@ -51,8 +51,9 @@ struct nib_sm100a_launch {
 
 /* ---- y = x w^T ---- */
 
-/* A tile of rows that multiply one expert's weights: n_rows of them from `row` on. Their scales stand in a tile of their
- * own, the tile's first row first: scales come by atoms of 128 rows, while codes, row scales and results are dense. */
+/* A tile of rows that multiply one expert's weights: n_rows of them from `row` on. Their scales stand in a tile of
+ * their own, the tile's first row first: scales come by atoms of 128 rows, while codes, row scales and results are
+ * dense. */
 struct nib_sm100a_group {
     int32_t expert, n_rows, row;
 };
@@ -75,8 +76,8 @@ struct nib_sm100a_linear_args {
 
 /* y[t][o] = row_scale[t] * alpha * sum_k x[t][k] w[o][k].
  *
- * For experts (n_experts > 0): rows stand sorted by expert, in tiles of up to nib_sm100a_tile_rows(n_ctas), each for one
- * expert, which nib_sm100a_groups (below) lists. x_scales holds nib_sm100a_groups_most() tiles. w and its scales are
+ * For experts (n_experts > 0): rows stand sorted by expert, in tiles of up to nib_sm100a_tile_rows(n_ctas), each for
+ * one expert, which nib_sm100a_groups (below) lists. x_scales holds nib_sm100a_groups_most() tiles. w and its scales are
  * stacks of n_experts matrices, each matrix's scales padded by itself. Rows of scales behind a tile's last may hold
  * anything. */
 struct nib_sm100a_linear {
