@@ -638,6 +638,52 @@ struct nib_profile {
 enum nib_status nib_step_profile(struct nib_engine *e, const struct nib_batch *b, float *logits, bool count,
                                  struct nib_profile *out, struct nib_error *err);
 
+/* ---- Predicting speed --------------------------------------------------------------------------------------------- */
+
+/* A card by what its maker publishes: 1e9 bytes and 1e12 operations a second, dense. fp4 is 0 where the card multiplies
+ * 4-bit numbers as BF16 ones. */
+struct nib_card {
+    const char *name, *text; /* "b200"; in words */
+    double      memory_gb, read_gb_s, fp4_tflop_s, bf16_tflop_s;
+};
+const struct nib_card *nib_card_get(int32_t i); /* from 0; NULL behind the last */
+
+/* A step that nobody ran. */
+struct nib_predict_args {
+    struct nib_shape       shape;
+    const struct nib_card *card;
+    int32_t                n_cards;   /* that share all bytes and operations evenly, at no cost; 1 or more */
+    int32_t                n_seqs;    /* each with n_context tokens before the step */
+    int32_t                n_context;
+    int32_t                n_rows;    /* tokens of each sequence: 1 decodes, more are a piece of a prompt */
+    enum nib_act_quant     act_quant; /* auto: NVFP4 where the card multiplies it, else none */
+    enum nib_kv            kv;
+};
+
+/* The ops of one name. Seconds are the longest of: bytes at the planned share of the card's rate, operations at theirs,
+ * and launches. Bytes and operations are counted as nib_step_profile() does, with experts drawn evenly at random; the
+ * streams that hyper-connections read and write are added, other rows between ops are not. */
+enum nib_bound { NIB_BOUND_BYTES, NIB_BOUND_PRODUCTS, NIB_BOUND_LAUNCHES };
+struct nib_predicted_op {
+    const char    *name;
+    int32_t        n_calls, n_launches; /* of kernels, in all calls */
+    uint64_t       bytes, fp4_ops, bf16_ops;
+    double         bytes_share, ops_share; /* planned shares of the card's rates */
+    double         seconds;
+    enum nib_bound bound;
+};
+struct nib_prediction {
+    double                  seconds, tokens_s; /* of the step; all sequences' tokens */
+    double                  limit_seconds;     /* with every share 1 and no launches */
+    uint64_t                weights_bytes, kv_bytes; /* stored; of n_seqs sequences that end with this step */
+    int32_t                 n_cards_needed;    /* whose memory holds both, at 90 % of it */
+    enum nib_act_quant      act_quant;
+    int32_t                 n_ops;
+    struct nib_predicted_op op[NIB_PROFILE_OPS_MAX];
+};
+/* Runs the forward pass on a table of ops that counts in place of computing. */
+enum nib_status nib_predict(const struct nib_predict_args *a, struct nib_prediction *out, struct nib_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -11,6 +11,7 @@ trap 'rm -rf "$dir"' EXIT
 {
     sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' "$dir/all" | grep -v '^help$'
     echo 'bench --serve'
+    echo 'bench --predict'
 } >"$dir/names"
 while read -r command; do
     # shellcheck disable=SC2086 # a command and its first option

@@ -22,7 +22,7 @@ struct bench_list {
 
 struct bench_options {
     struct cli_engine_options engine;
-    const char               *shape, *svg, *contexts, *batches, *serve;
+    const char               *shape, *svg, *contexts, *batches, *serve, *predict;
     struct nib_shape          sizes; /* of --shape */
     char                      shape_text[128];
     struct bench_list         context, batch;
@@ -96,6 +96,10 @@ double bench_share(const struct nib_machine *m, const struct bench_row *r, bool 
 /* Make sure that no share is above 1: measure the machine again where one is, and if that does not help, believe the
  * step. */
 int bench_settle(struct bench_result *result);
+
+/* `nibble bench --predict CARDS`. argv[0] is the command's name, the rest its whole command line; returns the exit
+ * code. */
+int bench_predict(int argc, char **argv);
 
 int bench_print_text(const struct bench_result *r);
 int bench_print_csv(const struct bench_result *r);

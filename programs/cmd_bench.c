@@ -1,5 +1,5 @@
 /* nibble bench: how fast steps are and how near the machine's limits, of a checkpoint or of random weights; with
- * --serve, a running server measured from outside. */
+ * --serve, a running server measured from outside; with --predict, cards that are not here. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,13 +56,16 @@ static bool parse(struct bench_options *o, int argc, char **argv, int *code)
         {.name = "--json", .kind = CLI_KIND_FLAG, .value = &o->json, .help = "everything as one JSON object"},
         {.name = "--serve", .kind = CLI_KIND_TEXT, .value = &o->serve, .metavar = "URL",
          .help = "measure a running server instead; see nibble bench --serve --help"},
+        {.name = "--predict", .kind = CLI_KIND_TEXT, .value = &o->predict, .metavar = "CARDS",
+         .help = "what cards that are not here should do; see nibble bench --predict --help"},
         {.name = "--svg", .kind = CLI_KIND_TEXT, .value = &o->svg, .metavar = "FILE",
          .help = "draw speed against context there"},
     };
     const struct cli_group groups[] = {{"Measuring", what, sizeof what / sizeof what[0]}, {"Engine", shared, n_shared}};
     const struct cli_syntax syntax = {
         .command = "bench",
-        .usage = "[-m DIR | --shape SHAPE] [options]\n       nibble bench --serve URL [options]",
+        .usage = "[-m DIR | --shape SHAPE] [options]\n       nibble bench --serve URL [options]\n"
+                 "       nibble bench --predict CARDS [options]",
         .about =
             "Times steps and holds them to what this machine can do at most: bytes read from memory and operations,\n"
             "both counted by formula, against the fastest plain loops. docs/benchmarks.md says how to read the lines.\n"
@@ -175,6 +178,9 @@ int cmd_bench(int argc, char **argv)
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--serve") == 0 || strncmp(argv[i], "--serve=", 8) == 0)
             return bench_serve(argc, argv);
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--predict") == 0 || strncmp(argv[i], "--predict=", 10) == 0)
+            return bench_predict(argc, argv);
     if (!parse(&o, argc, argv, &code))
         return code;
     code = check(&o);

@@ -5,8 +5,8 @@
 
 #include "measure/cost.h"
 
-/* Ops of one name are told apart by what they work on. */
-enum { N_USES = 4, N_SLOTS = NIB_N_OPS * N_USES };
+enum { N_USES = 4, N_SLOTS = NIB_OP_SLOTS };
+_Static_assert((int)N_SLOTS == (int)NIB_N_OPS * (int)N_USES, "a slot for every op in every use");
 _Static_assert((int)NIB_PROFILE_OPS_MAX >= (int)N_SLOTS, "a profile holds every op in every use");
 
 struct profiler {
@@ -53,9 +53,8 @@ static const char *name_of(enum nib_op op, int use)
                                    : nib_op_name(op);
 }
 
-static struct nib_profile_op *slot_of(struct profiler *p, enum nib_op op, const void *args)
+int nib_op_slot(const struct nib_config *c, enum nib_op op, const void *args, const char **name)
 {
-    const struct nib_config *c = p->engine->rank.config;
     int use = 0;
     if (op == NIB_OP_LINEAR) {
         use = use_of_linear(c, args);
@@ -66,8 +65,15 @@ static struct nib_profile_op *slot_of(struct profiler *p, enum nib_op op, const 
         const struct nib_compress_args *a = args;
         use = a->width == c->index_dim && a->width != c->head_dim ? 3 : use_of_ratio(a->ratio);
     }
-    struct nib_profile_op *slot = &p->slot[(int)op * N_USES + use];
-    slot->name = name_of(op, use);
+    *name = name_of(op, use);
+    return (int)op * N_USES + use;
+}
+
+static struct nib_profile_op *slot_of(struct profiler *p, enum nib_op op, const void *args)
+{
+    const char            *name;
+    struct nib_profile_op *slot = &p->slot[nib_op_slot(p->engine->rank.config, op, args, &name)];
+    slot->name = name;
     slot->head = op == NIB_OP_HC_HEAD || op == NIB_OP_HEAD;
     return slot;
 }

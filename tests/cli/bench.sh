@@ -120,5 +120,20 @@ refuses 2 "only the limits of processors" bench --shape tiny $quick --backend cu
 refuses 2 "--svg draws whole steps" bench --shape tiny $quick --phase decode --context 0 --batch 1 --part head --csv --svg "$dir/none.svg"
 refuses 1 "layers=N and experts=N make a shape smaller" bench --shape pro $quick --context 0 --batch 1
 
+# ---- Predictions: figures worked out by hand are in test_measure_predict ----
+try 0 bench --predict all --context 0,4K --batch 1,8
+[ "$(grep -c '^  decode' "$dir/out")" -eq 40 ] || complain "$said: not 2 models x 5 cards x 2 contexts x 2 batches"
+[ "$(grep -c '^  prefill' "$dir/out")" -eq 20 ] || complain "$said: not a prompt for each card and context"
+grep -q '^Predicted from published rates.*not measured' "$dir/out" || complain "$said: does not say what it is"
+try 0 bench --predict spark --shape pro --gpus 1 --context 4K --batch 1 --phase decode --ops
+grep -q 'DOES NOT FIT' "$dir/out" || complain "$said: 900 GB on one card"
+grep -q '^    moe .* 61 .* bytes ' "$dir/out" || complain "$said: no line for 61 layers of experts bound by bytes"
+try 0 bench --predict b200 --shape flash --gpus 1 --context 4095 --batch 1 --phase decode --json
+json 2885681152 steps 0 ops 14 bytes
+refuses 2 "card 'b100' is not known" bench --predict b200,b100
+refuses 2 "7 layers, wanted 1 to 6" bench --predict b200 --shape tiny,layers=7
+refuses 2 "n_context is 1048576" bench --predict b200 --context 1M --phase decode
+refuses 2 "unknown option '--repeat'" bench --predict b200 --repeat 3
+
 [ "$failures" -eq 0 ] || { echo "$failures failures"; exit 1; }
 echo "all passed"

@@ -26,6 +26,7 @@ for command in $("$nibble" help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1
     done
 done
 page_has 'bench --serve' --concurrency
+page_has 'bench --predict' --gpus
 if command -v mandoc >/dev/null; then
     # Whether other pages are installed is the machine's affair.
     mandoc -T lint "$dir/nibble.1" 2>/dev/null | grep -v -E 'referenced manual not found|outdated mandoc.db' && complain 'mandoc complains'
