@@ -9,6 +9,10 @@ mkdir -p "$work" || exit 1
 # kernel file, kernel, most registers, most bytes of static shared memory
 plan='linear nib_sm100a_linear_one 96 256
 linear nib_sm100a_linear_pair 96 256
+linear nib_sm100a_fp8_one 96 256
+linear nib_sm100a_fp8_pair 96 256
+linear nib_sm100a_mxfp4_one 96 256
+linear nib_sm100a_mxfp4_pair 96 256
 norm nib_sm100a_norm 64 512
 swiglu nib_sm100a_swiglu 64 256
 pack nib_sm100a_pack_scales 32 0

@@ -212,6 +212,25 @@ NIB_INLINE void nib_mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc
             : "memory");
 }
 
+/* d (+)= a b of 32 values of k in 8-bit containers under scales of 32. */
+template <int N_CTAS>
+NIB_INLINE void nib_mma_mx(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, uint32_t scale_a, uint32_t scale_b,
+                           bool accumulate)
+{
+    if (N_CTAS == 1)
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+            "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.block32 [%0], %1, %2, %3, [%4], [%5], p;\n}" ::"r"(d),
+            "l"(a), "l"(b), "r"(idesc), "r"(scale_a), "r"(scale_b), "r"((uint32_t)accumulate)
+            : "memory");
+    else
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+            "tcgen05.mma.cta_group::2.kind::mxf8f6f4.block_scale.block32 [%0], %1, %2, %3, [%4], [%5], p;\n}" ::"r"(d),
+            "l"(a), "l"(b), "r"(idesc), "r"(scale_a), "r"(scale_b), "r"((uint32_t)accumulate)
+            : "memory");
+}
+
 /* One arrival at `bar` (of both CTAs of a pair) once all copies and products issued by this thread are done. */
 template <int N_CTAS> NIB_INLINE void nib_tcgen05_commit(uint32_t bar)
 {
@@ -238,6 +257,12 @@ NIB_INLINE uint64_t nib_matrix_sw128(uint32_t address)
 NIB_INLINE uint64_t nib_matrix_scales(uint32_t address)
 {
     return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | 8ull << 32 | 1ull << 46;
+}
+
+/* E4M3 times E4M3, or with b_type 5 times E2M1, with UE8M0 scales in byte `id` of their words, dense, K-major. */
+NIB_INLINE constexpr uint32_t nib_instruction_mx(int m, int n, uint32_t b_type, uint32_t id)
+{
+    return id << 4 | b_type << 10 | (uint32_t)(n >> 3) << 17 | 1u << 23 | (uint32_t)(m >> 7) << 27 | id << 29;
 }
 
 /* E2M1 times E2M1 with UE4M3 scales, dense, K-major. */

@@ -1,16 +1,17 @@
-/* NVFP4 rows times NVFP4 weights on tcgen05: persistent, one role a warp.
+/* NVFP4 rows times NVFP4 weights on tcgen05, and FP8 rows times FP8 or MXFP4 weights: persistent, one role a warp.
  *
- *   warp 4  loads stages of 256 values of k: codes of rows and weights (128-byte swizzle), their scales
+ *   warp 4  loads stages of 128 bytes of k (256 values; 128 of FP8): codes of rows and weights (128-byte swizzle),
+ *           their scales
  *   warp 5  copies scales to tensor memory, issues products, owns tensor memory
  *   warps 0-3  read finished tiles, multiply by the rows' scales and alpha, write y
  *
- * Two accumulators: while the epilogue reads one tile the products of the next fill the other. Scales have two
- * sets of columns, and a set is overwritten only when the products that read it are known to be done: the ISA does
- * not order copies behind products. With two CTAs a tile is 256 rows; each CTA holds its 128 rows and half of the
- * weights, the even one issues.
+ * Two accumulators: while the epilogue reads one tile the products of the next fill the other. Scales have two sets of
+ * columns, and a set is overwritten only when the products that read it are known to be done: the ISA does not order
+ * copies behind products. With two CTAs a tile is 256 rows; each CTA holds its 128 rows and half of the weights, the
+ * even one issues.
  *
- * Per stage and CTA of a pair (256 x 192 tile): 16 + 12 KiB of codes, 2 + 4 KiB of scales; 384 clocks of products
- * at the published rate. docs/kernels/sm100a.md has the arithmetic. */
+ * Per stage and CTA of a pair (256 x 192 tile): 16 + 12 KiB of codes, 2 + 4 KiB of scales; 384 clocks of products at
+ * the published rate. docs/kernels/sm100a.md has the arithmetic. */
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/ptx.cuh"
 #include "backend/cuda/device/tcgen05.cuh"
@@ -18,24 +19,27 @@
 
 constexpr int kRows = 128;              /* of a CTA: the lanes of tensor memory */
 constexpr int kRowBytes = NIB_SM100A_K_TILE / 2;
-constexpr int kSteps = NIB_SM100A_K_TILE / 64; /* products in a stage: 64 values of k each */
-constexpr int kAtom = 512, kBandBytes = kSteps * kAtom;
+constexpr int kSteps = 4; /* products in a stage: 32 bytes of k each */
+constexpr int kAtom = 512;
 constexpr int kEpilogueWarps = 4, kThreads = 192;
 constexpr int kTmemColumns = 512;
 constexpr int kSharedMax = 232448;
 static_assert(kRowBytes == 128, "a row of a stage is the span of the swizzle");
 
-template <int OUT, int CTAS, int STAGES> struct tile {
+/* An atom of scales serves one product of NVFP4 (four scales of 16 values a row), or all four of the others (one of 32
+ * values each, chosen by the instruction). */
+template <int FORMAT, int OUT, int CTAS, int STAGES> struct tile {
+    static constexpr int kAtoms = FORMAT == NIB_SM100A_NVFP4 ? kSteps : 1, kBandBytes = kAtoms * kAtom;
     static constexpr int kOutOfCta = OUT / CTAS;
     /* Tiles that do not begin at multiples of 128 weights begin in the upper half of a band every other time. */
     static constexpr int kBands = (OUT + (OUT % 128 ? 64 : 0) + 127) / 128;
     static constexpr int kX = 0, kW = kRows * kRowBytes, kXScales = kW + kOutOfCta * kRowBytes,
                          kWScales = kXScales + kBandBytes;
-    static constexpr int kStage = kWScales + kBands * kBandBytes;
-    static constexpr int kScaleColumns = kSteps * 4 * (1 + kBands);
+    static constexpr int kBytes = kWScales + kBands * kBandBytes, kStage = (kBytes + 1023) / 1024 * 1024;
+    static constexpr int kScaleColumns = kAtoms * 4 * (1 + kBands);
     static constexpr int kScales = 2 * OUT; /* first column behind the accumulators */
     static_assert(OUT % (8 * CTAS) == 0 && OUT <= 256 && OUT % 64 == 0, "n of one product; halves of bands");
-    static_assert(kOutOfCta % 8 == 0 && kStage % 1024 == 0, "every stage begins a swizzle pattern");
+    static_assert(kOutOfCta % 8 == 0, "every row of eight is whole");
     static_assert(kScales + 2 * kScaleColumns <= kTmemColumns, "two accumulators and two sets of scales");
     static_assert(STAGES * kStage + 1024 <= kSharedMax, "stages and alignment");
 };
@@ -72,11 +76,11 @@ static __device__ __forceinline__ struct place place_of(const struct nib_sm100a_
 
 /* ---- Loading ---- */
 
-template <int OUT, int CTAS, int STAGES>
+template <int FORMAT, int OUT, int CTAS, int STAGES>
 static __device__ __forceinline__ void load_tiles(const struct nib_sm100a_linear_args &a, uint32_t memory,
                                                   const struct barriers &bar, uint32_t rank)
 {
-    using T = tile<OUT, CTAS, STAGES>;
+    using T = tile<FORMAT, OUT, CTAS, STAGES>;
     int32_t n_row_tiles = row_tiles_of(a), n_tiles = n_row_tiles * a.n_out_tiles, step = (int32_t)gridDim.x / CTAS;
     int32_t used = 0;
     for (int32_t i = (int32_t)blockIdx.x / CTAS; i < n_tiles; i += step) {
@@ -86,22 +90,22 @@ static __device__ __forceinline__ void load_tiles(const struct nib_sm100a_linear
             uint32_t stage = (uint32_t)used % STAGES, to = memory + stage * T::kStage, full = bar.full + 8 * stage;
             nib_mbar_wait(bar.empty + 8 * stage, ((uint32_t)used / STAGES & 1) ^ 1);
             if (rank == 0)
-                nib_mbar_expect(full, T::kStage * CTAS);
+                nib_mbar_expect(full, T::kBytes * CTAS);
             if (CTAS == 1) {
                 nib_tensor_load(to + T::kX, &a.x, k * kRowBytes, at.row, full);
                 nib_tensor_load(to + T::kW, &a.w, k * kRowBytes, w_row, full);
-                nib_tensor_load(to + T::kXScales, &a.x_scales, k * (kBandBytes / 8), at.band, full);
+                nib_tensor_load(to + T::kXScales, &a.x_scales, k * (T::kBandBytes / 8), at.band, full);
                 for (int b = 0; b < T::kBands; b++)
-                    nib_tensor_load(to + T::kWScales + b * kBandBytes, &a.w_scales, k * (kBandBytes / 8),
+                    nib_tensor_load(to + T::kWScales + b * T::kBandBytes, &a.w_scales, k * (T::kBandBytes / 8),
                                     w_band + b, full);
             } else { /* both count at the even CTA, which issues the products */
                 uint32_t there = nib_map_rank(full, 0);
                 nib_tensor_load_pair(to + T::kX, &a.x, k * kRowBytes, at.row + (int32_t)rank * kRows, there);
                 nib_tensor_load_pair(to + T::kW, &a.w, k * kRowBytes, w_row + (int32_t)rank * T::kOutOfCta, there);
-                nib_tensor_load_pair(to + T::kXScales, &a.x_scales, k * (kBandBytes / 8), at.band + (int32_t)rank,
+                nib_tensor_load_pair(to + T::kXScales, &a.x_scales, k * (T::kBandBytes / 8), at.band + (int32_t)rank,
                                      there);
                 for (int b = 0; b < T::kBands; b++)
-                    nib_tensor_load_pair(to + T::kWScales + b * kBandBytes, &a.w_scales, k * (kBandBytes / 8),
+                    nib_tensor_load_pair(to + T::kWScales + b * T::kBandBytes, &a.w_scales, k * (T::kBandBytes / 8),
                                          w_band + b, there);
             }
         }
@@ -113,12 +117,11 @@ static __device__ __forceinline__ void load_tiles(const struct nib_sm100a_linear
 
 /* ---- Products ---- */
 
-template <int OUT, int CTAS, int STAGES>
+template <int FORMAT, int OUT, int CTAS, int STAGES>
 static __device__ __forceinline__ void multiply_tiles(const struct nib_sm100a_linear_args &a, uint32_t memory,
                                                       const struct barriers &bar, uint32_t tmem)
 {
-    using T = tile<OUT, CTAS, STAGES>;
-    constexpr uint32_t idesc = nib_instruction_nvfp4(kRows * CTAS, OUT);
+    using T = tile<FORMAT, OUT, CTAS, STAGES>;
 
     int32_t n_row_tiles = row_tiles_of(a), n_tiles = n_row_tiles * a.n_out_tiles, step = (int32_t)gridDim.x / CTAS;
     int32_t used = 0, n = 0;
@@ -130,21 +133,28 @@ static __device__ __forceinline__ void multiply_tiles(const struct nib_sm100a_li
         for (int32_t k = 0; k < a.n_k_tiles; k++, used++) {
             uint32_t stage = (uint32_t)used % STAGES, from = memory + stage * T::kStage;
             uint32_t x_scales = tmem + T::kScales + (uint32_t)used % 2 * T::kScaleColumns,
-                     w_scales = x_scales + kSteps * 4;
+                     w_scales = x_scales + T::kAtoms * 4;
             if (used >= 2) /* the products that read this set of scales */
                 nib_mbar_wait(bar.empty + 8 * ((uint32_t)(used - 2) % STAGES), (uint32_t)(used - 2) / STAGES & 1);
             nib_mbar_wait_cluster(bar.full + 8 * stage, (uint32_t)used / STAGES & 1);
             nib_tcgen05_after_sync();
-            for (uint32_t j = 0; j < kSteps; j++) {
+            for (uint32_t j = 0; j < T::kAtoms; j++) {
                 nib_tmem_copy_scales<CTAS>(x_scales + 4 * j, nib_matrix_scales(from + T::kXScales + j * kAtom));
                 for (uint32_t b = 0; b < T::kBands; b++)
                     nib_tmem_copy_scales<CTAS>(w_scales + 4 * (T::kBands * j + b),
-                                               nib_matrix_scales(from + T::kWScales + b * kBandBytes + j * kAtom));
+                                               nib_matrix_scales(from + T::kWScales + b * T::kBandBytes + j * kAtom));
             }
-            for (uint32_t j = 0; j < kSteps; j++) /* 32 bytes of k are 2 in a descriptor */
-                nib_mma_nvfp4<CTAS>(d, nib_matrix_sw128(from + T::kX) + 2 * j, nib_matrix_sw128(from + T::kW) + 2 * j,
-                                    idesc, x_scales + 4 * j, w_scales + 4 * T::kBands * j + half,
-                                    (k | (int32_t)j) != 0);
+            for (uint32_t j = 0; j < kSteps; j++) { /* 32 bytes of k are 2 in a descriptor */
+                uint64_t x = nib_matrix_sw128(from + T::kX) + 2 * j, w = nib_matrix_sw128(from + T::kW) + 2 * j;
+                bool     more = (k | (int32_t)j) != 0;
+                if (FORMAT == NIB_SM100A_NVFP4)
+                    nib_mma_nvfp4<CTAS>(d, x, w, nib_instruction_nvfp4(kRows * CTAS, OUT), x_scales + 4 * j,
+                                        w_scales + 4 * T::kBands * j + half, more);
+                else
+                    nib_mma_mx<CTAS>(d, x, w,
+                                     nib_instruction_mx(kRows * CTAS, OUT, FORMAT == NIB_SM100A_MXFP4 ? 5 : 0, j),
+                                     x_scales, w_scales + half, more);
+            }
             nib_tcgen05_commit<CTAS>(bar.empty + 8 * stage);
         }
         nib_tcgen05_commit<CTAS>(bar.done + 8 * acc);
@@ -216,7 +226,7 @@ static __device__ __forceinline__ void write_tiles(const struct nib_sm100a_linea
         uint32_t     acc = (uint32_t)n % 2, from = tmem + acc * OUT + (warp * 32 << 16);
         float        f[2] = {0.0f, 0.0f};
         if (row < at.end_row)
-            factors_of(a.row_scale[row], a.alphas ? a.alphas[at.expert] : a.alpha, f);
+            factors_of(a.row_scale ? a.row_scale[row] : 1.0f, a.alphas ? a.alphas[at.expert] : a.alpha, f);
         nib_mbar_wait(bar.done + 8 * acc, (uint32_t)n / 2 & 1);
         nib_tcgen05_after_sync();
         for (int c = 0; c < OUT; c += 32) {
@@ -238,7 +248,7 @@ static __device__ __forceinline__ void write_tiles(const struct nib_sm100a_linea
 
 /* ---- The kernel ---- */
 
-template <int OUT, int CTAS, int STAGES>
+template <int FORMAT, int OUT, int CTAS, int STAGES>
 static __device__ __forceinline__ void linear(const struct nib_sm100a_linear_args &a)
 {
     extern __shared__ uint8_t      dynamic[];
@@ -275,10 +285,10 @@ static __device__ __forceinline__ void linear(const struct nib_sm100a_linear_arg
 
     if (warp == 4) {
         if (nib_elect())
-            load_tiles<OUT, CTAS, STAGES>(a, memory, bar, rank);
+            load_tiles<FORMAT, OUT, CTAS, STAGES>(a, memory, bar, rank);
     } else if (warp == 5) {
         if (rank == 0 && nib_elect())
-            multiply_tiles<OUT, CTAS, STAGES>(a, memory, bar, tmem);
+            multiply_tiles<FORMAT, OUT, CTAS, STAGES>(a, memory, bar, tmem);
     } else {
         write_tiles<OUT, CTAS>(a, bar, tmem, rank, warp, lane);
     }
@@ -295,11 +305,35 @@ static __device__ __forceinline__ void linear(const struct nib_sm100a_linear_arg
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 nib_sm100a_linear_one(const __grid_constant__ struct nib_sm100a_linear_args a)
 {
-    linear<128, 1, 5>(a);
+    linear<NIB_SM100A_NVFP4, 128, 1, 5>(a);
 }
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 nib_sm100a_linear_pair(const __grid_constant__ struct nib_sm100a_linear_args a)
 {
-    linear<192, 2, 6>(a);
+    linear<NIB_SM100A_NVFP4, 192, 2, 6>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+nib_sm100a_fp8_one(const __grid_constant__ struct nib_sm100a_linear_args a)
+{
+    linear<NIB_SM100A_FP8, 128, 1, 6>(a);
+}
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+nib_sm100a_fp8_pair(const __grid_constant__ struct nib_sm100a_linear_args a)
+{
+    linear<NIB_SM100A_FP8, 192, 2, 7>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+nib_sm100a_mxfp4_one(const __grid_constant__ struct nib_sm100a_linear_args a)
+{
+    linear<NIB_SM100A_MXFP4, 128, 1, 6>(a);
+}
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+nib_sm100a_mxfp4_pair(const __grid_constant__ struct nib_sm100a_linear_args a)
+{
+    linear<NIB_SM100A_MXFP4, 192, 2, 7>(a);
 }

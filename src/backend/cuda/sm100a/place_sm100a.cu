@@ -20,17 +20,20 @@ nib_sm100a_place(const __grid_constant__ struct nib_sm100a_place_args a)
     nib_grid_start();
     int64_t to = blockIdx.x, from = a.pair ? a.pair[to] / a.top_k : to;
     int64_t s_row = a.y.scale_row ? a.y.scale_row[to] : to;
-    int32_t n_words = (a.n_in + NIB_SM100A_K_TILE - 1) / NIB_SM100A_K_TILE * (NIB_SM100A_K_TILE / 64);
+    int32_t n_words = a.fp8 ? (a.n_in + NIB_SM100A_MX_K_TILE - 1) / NIB_SM100A_MX_K_TILE
+                            : (a.n_in + NIB_SM100A_K_TILE - 1) / NIB_SM100A_K_TILE * (NIB_SM100A_K_TILE / 64);
     const uint8_t *scales = a.scales + from * a.scales_stride;
     uint8_t       *packed = a.y.scales + s_row / 128 * ((int64_t)n_words * 512) + s_row % 32 * 16 + s_row % 128 / 32 * 4;
-    float          g = a.row_scale[from];
+    float          g = a.fp8 ? 1.0f : a.row_scale[from];
     for (int32_t w = (int32_t)threadIdx.x; w < n_words; w += kThreads)
-        *(uint32_t *)(packed + w * 512) = nib_is_finite(g) ? scale_word(scales, w, a.n_in / 16) : 0;
+        *(uint32_t *)(packed + w * 512) = a.fp8              ? scales[w] * 0x01010101u
+                                          : nib_is_finite(g) ? scale_word(scales, w, a.n_in / 16)
+                                                             : 0;
     if (!a.y.codes)
         return;
     const uint4 *codes = (const uint4 *)(a.codes + from * a.codes_stride);
-    for (int32_t i = (int32_t)threadIdx.x; i < a.n_in / 32; i += kThreads)
+    for (int32_t i = (int32_t)threadIdx.x; i < a.n_in / (a.fp8 ? 16 : 32); i += kThreads)
         ((uint4 *)(a.y.codes + to * a.y.codes_stride))[i] = codes[i];
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0 && !a.fp8)
         a.y.row_scale[to] = g;
 }

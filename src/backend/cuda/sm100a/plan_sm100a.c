@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TYPE_U8 = 0, TYPE_U64 = 4, SWIZZLE_NONE = 0, SWIZZLE_128B = 3, L2_256B = 3 };
+enum { TYPE_U8 = 0, TYPE_U64 = 4, TYPE_16U4_ALIGN16B = 14, SWIZZLE_NONE = 0, SWIZZLE_128B = 3, L2_256B = 3 };
 
 /* As in linear_sm100a.cu. */
 enum { ROWS_OF_CTA = 128, OUT_TILE_ONE = 128, OUT_TILE_PAIR = 192, THREADS = 192, SLACK = 1024 };
@@ -18,6 +18,11 @@ static int64_t tiles(int64_t n, int64_t tile)
 int64_t nib_sm100a_scale_bytes(int64_t rows, int64_t n_in)
 {
     return tiles(rows, 128) * tiles(n_in, NIB_SM100A_K_TILE) * 2048;
+}
+
+int64_t nib_sm100a_mx_scale_bytes(int64_t rows, int64_t n_in)
+{
+    return tiles(rows, 128) * tiles(n_in, NIB_SM100A_MX_K_TILE) * 512;
 }
 
 int64_t nib_sm100a_scale_offset(int64_t row, int64_t block, int64_t n_in)
@@ -38,21 +43,24 @@ int32_t nib_sm100a_groups_most(int32_t n_rows, int32_t n_experts, int32_t n_ctas
     return n_rows / nib_sm100a_tile_rows(n_ctas) + partial;
 }
 
+/* Boxes of 128 bytes of shared memory a row: 256 values of 4 bits, 128 of 8, or 128 of 4 bits that the copy spreads to
+ * 8 bytes of every 16. */
 static bool encode_codes(nib_sm100a_encode *encode, struct nib_sm100a_map *map, const uint8_t *codes, int64_t rows,
-                         int64_t n_in, int64_t stride, uint32_t box_rows)
+                         int64_t row_bytes, int64_t stride, uint32_t box_rows, bool spread)
 {
-    uint64_t dim[2] = {(uint64_t)n_in / 2, (uint64_t)rows}, step[1] = {(uint64_t)stride};
-    uint32_t box[2] = {NIB_SM100A_K_TILE / 2, box_rows}, one[2] = {1, 1};
-    return encode(map, TYPE_U8, 2, (void *)(uintptr_t)codes, dim, step, box, one, 0, SWIZZLE_128B, L2_256B, 0) == 0;
+    uint64_t dim[2] = {(uint64_t)row_bytes * (spread ? 2 : 1), (uint64_t)rows}, step[1] = {(uint64_t)stride};
+    uint32_t box[2] = {128, box_rows}, one[2] = {1, 1};
+    return encode(map, spread ? TYPE_16U4_ALIGN16B : TYPE_U8, 2, (void *)(uintptr_t)codes, dim, step, box, one, 0,
+                  SWIZZLE_128B, L2_256B, 0) == 0;
 }
 
-/* The scales of one stage and 128 rows are 2048 bytes on end: a box of 256 words, one band high. */
-static bool encode_scales(nib_sm100a_encode *encode, struct nib_sm100a_map *map, const uint8_t *scales, int64_t rows,
-                          int64_t n_in)
+/* The scales of one stage and 128 rows are on end, 2048 or 512 bytes: a box of so many words, one band high. */
+static bool encode_scales(nib_sm100a_encode *encode, struct nib_sm100a_map *map, const uint8_t *scales, int64_t bands,
+                          int64_t k_tiles, uint32_t words_of_tile)
 {
-    uint64_t words = (uint64_t)tiles(n_in, NIB_SM100A_K_TILE) * 256;
-    uint64_t dim[2] = {words, (uint64_t)tiles(rows, 128)}, step[1] = {words * 8};
-    uint32_t box[2] = {256, 1}, one[2] = {1, 1};
+    uint64_t words = (uint64_t)k_tiles * words_of_tile;
+    uint64_t dim[2] = {words, (uint64_t)bands}, step[1] = {words * 8};
+    uint32_t box[2] = {words_of_tile, 1}, one[2] = {1, 1};
     return encode(map, TYPE_U64, 2, (void *)(uintptr_t)scales, dim, step, box, one, 0, SWIZZLE_NONE, L2_256B, 0) == 0;
 }
 
@@ -62,36 +70,50 @@ static bool refuse(char *error, size_t bytes, const char *what, int64_t found, c
     return false;
 }
 
-bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode *encode,
-                            struct nib_sm100a_linear_args *args, struct nib_sm100a_launch *launch, char *error,
-                            size_t error_bytes)
+static bool check(const struct nib_sm100a_linear *p, int64_t x_row_bytes, char *error, size_t error_bytes)
 {
-    if (p->n_in < 32 || p->n_in % 32 != 0)
-        return refuse(error, error_bytes, "n_in", p->n_in, "a multiple of 32");
-    if (p->x_stride % 16 != 0 || p->x_stride < p->n_in / 2)
+    int32_t unit = p->format == NIB_SM100A_MXFP4 ? 128 : 32;
+    if (p->n_in < unit || p->n_in % unit != 0)
+        return refuse(error, error_bytes, "n_in", p->n_in, unit == 32 ? "a multiple of 32" : "a multiple of 128");
+    if (p->x_stride % 16 != 0 || p->x_stride < x_row_bytes)
         return refuse(error, error_bytes, "the stride of the rows' codes", p->x_stride,
-                      "a multiple of 16, at least n_in / 2");
+                      "a multiple of 16, at least a row's bytes");
     if (p->n_rows < 1 || p->n_out < 1)
         return refuse(error, error_bytes, "the smaller of n_rows and n_out",
                       p->n_rows < p->n_out ? p->n_rows : p->n_out, "at least 1");
     if (p->n_experts && (!p->groups || !p->n_groups))
         return refuse(error, error_bytes, "n_experts", p->n_experts, "groups with it");
+    return true;
+}
+
+bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode *encode,
+                            struct nib_sm100a_linear_args *args, struct nib_sm100a_launch *launch, char *error,
+                            size_t error_bytes)
+{
+    static const char *const kernels[3][2] = {{"nib_sm100a_linear_one", "nib_sm100a_linear_pair"},
+                                              {"nib_sm100a_fp8_one", "nib_sm100a_fp8_pair"},
+                                              {"nib_sm100a_mxfp4_one", "nib_sm100a_mxfp4_pair"}};
+    bool    mx = p->format != NIB_SM100A_NVFP4, spread = p->format == NIB_SM100A_MXFP4;
+    int64_t x_row_bytes = mx ? p->n_in : p->n_in / 2, w_row_bytes = p->format == NIB_SM100A_FP8 ? p->n_in : p->n_in / 2;
+    if (!check(p, x_row_bytes, error, error_bytes))
+        return false;
     /* A pair shares each tile of weights between its halves: worth it once there are rows for both. */
     int     n_ctas = p->n_ctas ? p->n_ctas : p->n_experts == 0 && p->n_rows > ROWS_OF_CTA ? 2 : 1;
     int64_t n_stack = p->n_experts ? p->n_experts : 1, w_bands = tiles(p->n_out, 128);
-    int     out_tile = n_ctas == 2 ? OUT_TILE_PAIR : OUT_TILE_ONE, stages = n_ctas == 2 ? 6 : 5;
+    int64_t k_tiles = tiles(p->n_in, mx ? NIB_SM100A_MX_K_TILE : NIB_SM100A_K_TILE);
+    int     out_tile = n_ctas == 2 ? OUT_TILE_PAIR : OUT_TILE_ONE, stages = (n_ctas == 2 ? 6 : 5) + mx;
     int64_t bands = tiles(out_tile + (out_tile % 128 ? 64 : 0), 128);
     int64_t row_tiles = p->n_experts ? nib_sm100a_groups_most(p->n_rows, p->n_experts, n_ctas)
                                      : tiles(p->n_rows, ROWS_OF_CTA * n_ctas);
-    int64_t scale_rows = p->n_experts ? row_tiles * ROWS_OF_CTA * n_ctas : p->n_rows;
-    int64_t stage_bytes = 128 * (ROWS_OF_CTA + out_tile / n_ctas) + 2048 * (1 + bands);
+    int64_t x_bands = p->n_experts ? row_tiles * n_ctas : tiles(p->n_rows, 128), band_bytes = mx ? 512 : 2048;
+    int64_t stage_bytes = tiles(128 * (ROWS_OF_CTA + out_tile / n_ctas) + band_bytes * (1 + bands), 1024) * 1024;
 
     memset(args, 0, sizeof *args);
-    if (!encode_codes(encode, &args->x, p->x_codes, p->n_rows, p->n_in, p->x_stride, ROWS_OF_CTA) ||
-        !encode_codes(encode, &args->w, p->w_codes, n_stack * p->n_out, p->n_in, p->n_in / 2,
-                      (uint32_t)(out_tile / n_ctas)) ||
-        !encode_scales(encode, &args->x_scales, p->x_scales, scale_rows, p->n_in) ||
-        !encode_scales(encode, &args->w_scales, p->w_scales, n_stack * w_bands * 128, p->n_in)) {
+    if (!encode_codes(encode, &args->x, p->x_codes, p->n_rows, x_row_bytes, p->x_stride, ROWS_OF_CTA, false) ||
+        !encode_codes(encode, &args->w, p->w_codes, n_stack * p->n_out, w_row_bytes, w_row_bytes,
+                      (uint32_t)(out_tile / n_ctas), spread) ||
+        !encode_scales(encode, &args->x_scales, p->x_scales, x_bands, k_tiles, (uint32_t)band_bytes / 8) ||
+        !encode_scales(encode, &args->w_scales, p->w_scales, n_stack * w_bands, k_tiles, (uint32_t)band_bytes / 8)) {
         (void)snprintf(error, error_bytes,
                        "sm_100a linear: a tensor map of [%" PRId32 ", %" PRId32 "] x [%" PRId32 "] was refused",
                        p->n_rows, p->n_in, p->n_out);
@@ -104,7 +126,7 @@ bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode
     args->y_f32 = p->y_f32;
     args->n_rows = p->n_rows;
     args->n_out = p->n_out;
-    args->n_k_tiles = (int32_t)tiles(p->n_in, NIB_SM100A_K_TILE);
+    args->n_k_tiles = (int32_t)k_tiles;
     args->groups = p->groups;
     args->n_groups = p->n_groups;
     args->alphas = p->alphas;
@@ -114,7 +136,7 @@ bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode
 
     int64_t work = (int64_t)args->n_row_tiles * args->n_out_tiles,
             places = p->n_sms / n_ctas > 0 ? p->n_sms / n_ctas : 1;
-    launch->kernel = n_ctas == 2 ? "nib_sm100a_linear_pair" : "nib_sm100a_linear_one";
+    launch->kernel = kernels[p->format][n_ctas - 1];
     launch->cluster = (uint32_t)n_ctas;
     launch->grid = (uint32_t)((work < places ? work : places) * n_ctas);
     launch->block = THREADS;

@@ -1,12 +1,15 @@
-/* NVFP4 on sm_100a, sm_100f and sm_103a: layouts, kernel arguments, and how a problem becomes launches. C11 and
- * C++17; needs no CUDA headers, so the simulator's tests plan launches with the same code.
+/* NVFP4, FP8 and MXFP4 on sm_100a, sm_100f and sm_103a: layouts, kernel arguments, and how a problem becomes launches.
+ * C11 and C++17; needs no CUDA headers, so the simulator's tests plan launches with the same code.
  *
  * Compiled and simulated; never run on hardware yet. docs/kernels/sm100a.md explains the kernels.
  *
  * Scales (of weights and of activation rows) stand as the tensor core wants them: rows padded to 128, the row's
  * blocks of 16 values padded to 16 blocks (256 values), in atoms of 128 rows by 4 blocks, 512 bytes each; the
  * atoms of 128 rows follow one another along k. Padding blocks hold 0; padding rows may hold anything. Codes are
- * rows of n_in / 2 bytes as everywhere. */
+ * rows of n_in / 2 bytes as everywhere.
+ *
+ * FP8 rows multiply FP8 or MXFP4 weights under UE8M0 scales of 32 values: an atom is 128 rows by 128 values of k. A
+ * scale that serves more values or rows (128 of FP8 rows, 128 x 128 of FP8 weights) is repeated there. */
 #ifndef NIB_SM100A_H
 #define NIB_SM100A_H
 
@@ -21,9 +24,14 @@ extern "C" {
 #endif
 
 #define NIB_SM100A_K_TILE 256 /* values of k that one stage holds: 128 bytes of codes, the swizzle's span */
+#define NIB_SM100A_MX_K_TILE 128 /* the same of FP8 rows */
 
-/* Bytes of the scales of `rows` rows of n_in values. */
+/* What multiplies what: NVFP4 rows and weights; FP8 (E4M3) rows and FP8 or MXFP4 weights. */
+enum nib_sm100a_format { NIB_SM100A_NVFP4, NIB_SM100A_FP8, NIB_SM100A_MXFP4 };
+
+/* Bytes of the scales of `rows` rows of n_in values of NVFP4; the same of the other formats. */
 int64_t nib_sm100a_scale_bytes(int64_t rows, int64_t n_in);
+int64_t nib_sm100a_mx_scale_bytes(int64_t rows, int64_t n_in);
 /* Where the scale of a row's block of 16 values is. */
 int64_t nib_sm100a_scale_offset(int64_t row, int64_t block, int64_t n_in);
 
@@ -61,7 +69,7 @@ struct nib_sm100a_group {
 /* Passed by value to the kernels. */
 struct nib_sm100a_linear_args {
     struct nib_sm100a_map x, w, x_scales, w_scales;
-    const float          *row_scale; /* [n_rows] */
+    const float          *row_scale; /* [n_rows]; NULL: all 1 */
     void                 *y;         /* [n_rows][y_stride] bf16 or fp32 */
     int64_t               y_stride;  /* elements */
     float                 alpha;
@@ -74,15 +82,16 @@ struct nib_sm100a_linear_args {
     int32_t                        n_bands; /* of 128 outputs in one expert's scales */
 };
 
-/* y[t][o] = row_scale[t] * alpha * sum_k x[t][k] w[o][k].
+/* y[t][o] = row_scale[t] * alpha * sum_k x[t][k] w[o][k]. With FP8 rows row_scale is NULL.
  *
  * For experts (n_experts > 0): rows stand sorted by expert, in tiles of up to nib_sm100a_tile_rows(n_ctas), each for
  * one expert, which nib_sm100a_groups (below) lists. x_scales holds nib_sm100a_groups_most() tiles. w and its scales are
  * stacks of n_experts matrices, each matrix's scales padded by itself. Rows of scales behind a tile's last may hold
  * anything. */
 struct nib_sm100a_linear {
-    int32_t        n_rows, n_out, n_in; /* n_in a multiple of 32 */
-    const uint8_t *x_codes, *w_codes;   /* 16-byte aligned; rows of w follow one another, n_in / 2 bytes each */
+    enum nib_sm100a_format format;
+    int32_t        n_rows, n_out, n_in; /* n_in a multiple of 32, with MXFP4 of 128 */
+    const uint8_t *x_codes, *w_codes;   /* 16-byte aligned (MXFP4 w: 32); rows of w follow one another without gaps */
     int64_t        x_stride;            /* bytes, a multiple of 16 */
     const uint8_t *x_scales, *w_scales; /* in the layout above, 16-byte aligned */
     const float   *row_scale;
@@ -158,6 +167,7 @@ struct nib_sm100a_place_args {
     const int32_t         *pair;
     struct nib_sm100a_rows y;     /* codes NULL: only scales are placed, and codes and row scales used where they are */
     int32_t                top_k, n_in; /* n_in a multiple of 32 */
+    int32_t                fp8; /* rows are FP8: scales of 128 values, no row_scale */
 };
 
 /* Passed by value to nib_sm100a_swiglu: y = silu(min(gate, limit)) * clamp(up, +-limit), without clamps if limit is 0.
@@ -198,13 +208,15 @@ struct nib_sm100a_combine_args {
 
 /* ---- Packing of weights ---- */
 
-/* Passed by value to nib_sm100a_pack_scales: stored scale bytes [n_out][n_in / 16] to the layout above, padding
- * included. A thread for each 4 bytes of the result; blocks of 256. */
+/* Passed by value to nib_sm100a_pack_scales: stored scale bytes (NVFP4 [n_out][n_in / 16], MXFP4 [n_out][n_in / 32], FP8
+ * [ceil(n_out / 128)][ceil(n_in / 128)]) to the layout above, padding included. A thread for each 4 bytes of the result;
+ * blocks of 256. */
 struct nib_sm100a_pack_args {
     const uint8_t *stored;
     uint32_t      *packed;
     int64_t        n_words; /* of packed */
     int32_t        n_out, n_in;
+    int32_t        format; /* enum nib_sm100a_format */
 };
 
 #ifdef __cplusplus
