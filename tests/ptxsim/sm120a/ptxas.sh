@@ -10,10 +10,14 @@ plan='linear nib_sm120a_linear_128 232 2048
 linear nib_sm120a_linear_32 128 512
 decode nib_sm120a_decode_8 112 4480
 decode nib_sm120a_decode_16 104 8960
-pack nib_sm120a_pack 40 0'
+pack nib_sm120a_pack 40 0
+rows nib_sm120a_norm 48 384
+rows nib_sm120a_swiglu 48 128
+experts nib_sm120a_groups 56 4096
+experts nib_sm120a_combine 48 0'
 
 for target in "$@"; do
-    for file in linear decode pack; do
+    for file in linear decode pack rows experts; do
         # The kernels ask for no target in their source, so the text differs in its target alone.
         sed "s/^\.target sm_120a/.target sm_$target/" "$ptx/${file}_sm120a.ptx" >"$work/$file.ptx"
         if ! "$ptxas" -arch="sm_$target" -v -o "$work/$file.cubin" "$work/$file.ptx" >"$work/$file.txt" 2>&1; then

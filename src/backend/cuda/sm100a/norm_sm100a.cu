@@ -8,17 +8,6 @@ static __device__ __forceinline__ void load_row(const struct nib_sm100a_norm_arg
     nib_mat_load_block(m, row, a.n_in, x);
 }
 
-static __device__ __forceinline__ void store_plain(const struct nib_sm100a_norm_args &a, int64_t row, float *x)
-{
-    struct nib_mat m = {a.plain, a.plain_f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, 0, a.n_in, a.plain_stride};
-    for (int32_t i = threadIdx.x; i < a.n_in; i += kThreads) {
-        if (!a.plain_f32)
-            x[i] = nib_bf16_rounded(x[i]); /* codes are made of what is stored */
-        nib_mat_set(m, row, i, x[i]);
-    }
-    __syncthreads();
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads)
     nib_sm100a_norm(const __grid_constant__ struct nib_sm100a_norm_args a)
 {
@@ -31,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (a.weight)
         nib_rms_norm_block(x, a.weight, a.n_in, a.eps, buffer);
     if (a.plain)
-        store_plain(a, row, x);
+        nib_row_store_plain({a.plain, a.plain_f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, 0, a.n_in, a.plain_stride}, row, x,
+                            a.n_in);
     nib_nvfp4_row_store(a.y, row, x, a.n_in, max_buffer);
 }

@@ -76,7 +76,7 @@ template <int NT> NIB_DEVICE void multiply(const struct operands<NT> &o, float d
 template <int NT> NIB_DEVICE void decode(const struct nib_sm120a_linear_args &a)
 {
     constexpr int    kRows = 8 * NT;
-    constexpr int    kBatch = NT == 1 ? 4 : 2; /* tiles of k on their way: what 128 registers hold, for two blocks an SM */
+    constexpr int kBatch = NT == 1 ? 4 : 2; /* tiles of k on their way: what 128 registers hold, for two blocks an SM */
     __shared__ float part[kWarps][kRows][17]; /* 17: a quad's columns on different banks */
     __shared__ float4 factors[kRows];
     nib_grid_start();

@@ -6,6 +6,7 @@
 #include "backend/cuda/device/ptx.cuh"
 #include "backend/cuda/sm120a/mma_sm120a.cuh"
 #include "backend/cuda/sm120a/sm120a.h"
+#include "backend/cuda/sm120a/swiglu_sm120a.cuh"
 
 constexpr int kThreads = 256, kWarps = 8;
 constexpr int kUnit = NIB_SM120A_UNIT_BYTES, kUnitScales = NIB_SM120A_UNIT_SCALES;
@@ -77,19 +78,6 @@ NIB_DEVICE float4 nib_factors_of(const struct nib_sm120a_linear_args &a, const s
     if (a.n_parts == 2)
         up = nib_factors(scale, alpha[1]);
     return make_float4(gate.x, gate.y, up.x, up.y);
-}
-
-/* silu(min(g, limit)) * clamp(u, +-limit) in fp32: these cards have next to no fp64. Inf must stay visible, so it does
- * not meet the clamps. */
-NIB_DEVICE float nib_swiglu(float g, float u, float limit)
-{
-    if (!nib_is_finite(g) || !nib_is_finite(u))
-        return __uint_as_float(0x7fc00000u);
-    if (limit > 0) {
-        g = g < limit ? g : limit;
-        u = u < -limit ? -limit : u > limit ? limit : u;
-    }
-    return g / (1.0f + expf(-g)) * u;
 }
 
 /* ---- Results ---- */
