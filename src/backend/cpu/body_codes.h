@@ -4,7 +4,9 @@
  * the row's fix, then times both scales in fp32. */
 
 #define STEP_CHANNELS (16 * VEC_FLOATS)
-#define TILE_STEPS    (NIB_CPU_TILE_K / STEP_CHANNELS)
+/* Channels of 12 outputs that are decoded at a time, a byte each. */
+#define CODE_TILE_K   512
+#define TILE_STEPS    (CODE_TILE_K / STEP_CHANNELS)
 /* Channels whose packed bytes a step needs whole. */
 #define STEP_SPAN (STEP_CHANNELS > NIB_CPU_GROUP ? STEP_CHANNELS : NIB_CPU_GROUP)
 
@@ -49,12 +51,12 @@ BODY void step_of(const bool mx, const struct nib_cpu_matrix *w, int64_t row, in
     if (n_left < STEP_SPAN) {
         /* A full group before the last part keeps its layout, and so do the scales of both. */
         int32_t n_full = n_left / NIB_CPU_GROUP, rest = n_left % NIB_CPU_GROUP, first = n_full * group_bytes(type);
-        struct last_group part;
-        last_group_pack(type, codes + first, scales + n_full * group_scale_bytes(type), rest, &part);
-        memset(last, 0, sizeof *last);
+        memset(last->codes, 0, 128);
+        memset(last->scales, 0, sizeof last->scales);
         memcpy(last->codes, codes, (size_t)first);
-        memcpy(last->codes + first, part.codes, (size_t)group_bytes(type));
-        memcpy(last->scales, scales, (size_t)(n_left / (mx ? 32 : 16)));
+        memcpy(last->scales, scales, (size_t)(n_full * group_scale_bytes(type)));
+        last_group_pack(type, codes + first, scales + n_full * group_scale_bytes(type), rest, last->codes + first,
+                        last->scales + n_full * group_scale_bytes(type));
         codes = last->codes;
         scales = last->scales;
     }
@@ -110,7 +112,7 @@ BODY void codes_block(const int rows, const int outs, const struct nib_cpu_code_
         UNROLL for (int i = 0; i < 4; i++)
             UNROLL for (int o = 0; o < outs; o++)
             {
-                u8_vec wv = *(const u8_vec *)(const void *)(u + o * NIB_CPU_TILE_K + step * STEP_CHANNELS + i * VEC_BYTES);
+                u8_vec wv = *(const u8_vec *)(const void *)(u + o * CODE_TILE_K + step * STEP_CHANNELS + i * VEC_BYTES);
                 UNROLL for (int r = 0; r < rows; r++)
                     codes_dot(&sum[r][o], &wv, x[r]->codes + (step0 + step) * STEP_CHANNELS + i * VEC_BYTES);
             }
@@ -121,7 +123,7 @@ BODY void codes_block(const int rows, const int outs, const struct nib_cpu_code_
             {
                 vec  f, *to = (vec *)(void *)(acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES);
                 codes_sum(&sum[r][o], x[r]->fix + (step0 + step) * VEC_FLOATS, &f);
-                f *= *(const vec *)(const void *)(s + o * (NIB_CPU_TILE_K / 16) + step * VEC_FLOATS);
+                f *= *(const vec *)(const void *)(s + o * (CODE_TILE_K / 16) + step * VEC_FLOATS);
                 VEC_FMA(*to, f, xs);
             }
         }
@@ -157,8 +159,8 @@ static void codes_blocks(const struct nib_cpu_tile *t, int64_t step0, const uint
 {
     for (int32_t o = 0; o < t->n_outs;) {
         bool           outs = t->n_outs - o >= CODE_BLOCK_OUTS;
-        const uint8_t *uo = u + o * NIB_CPU_TILE_K;
-        const float   *so = s + o * (NIB_CPU_TILE_K / 16);
+        const uint8_t *uo = u + o * CODE_TILE_K;
+        const float   *so = s + o * (CODE_TILE_K / 16);
         for (int32_t r = 0; r < t->n_rows;) {
             bool   rows = t->n_rows - r >= CODE_BLOCK_ROWS;
             float *sums = acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES;
@@ -182,8 +184,8 @@ BODY void tile_codes_of(const bool mx, const struct nib_cpu_tile *t)
     default: break;
     }
     uint8_t *u = (uint8_t *)t->work;
-    float   *s = t->work + NIB_CPU_TILE_OUTS * NIB_CPU_TILE_K / 4;
-    float   *acc = s + NIB_CPU_TILE_OUTS * NIB_CPU_TILE_K / 16;
+    float   *s = t->work + NIB_CPU_TILE_OUTS * CODE_TILE_K / 4;
+    float   *acc = s + NIB_CPU_TILE_OUTS * CODE_TILE_K / 16;
     int32_t  n_steps = (t->w->n_in + STEP_CHANNELS - 1) / STEP_CHANNELS;
     memset(acc, 0, sizeof(float) * NIB_CPU_LANES * NIB_CPU_TILE_OUTS * (size_t)t->n_rows);
     for (int32_t step = 0; step < n_steps; step += TILE_STEPS) {
@@ -192,8 +194,8 @@ BODY void tile_codes_of(const bool mx, const struct nib_cpu_tile *t)
             for (int32_t i = 0; i < n; i++) {
                 struct last_group last;
                 step_of(mx, t->w, t->out + o, step + i, &last,
-                        (u8_vec *)(void *)(u + o * NIB_CPU_TILE_K + i * STEP_CHANNELS),
-                        (vec *)(void *)(s + o * (NIB_CPU_TILE_K / 16) + i * VEC_FLOATS));
+                        (u8_vec *)(void *)(u + o * CODE_TILE_K + i * STEP_CHANNELS),
+                        (vec *)(void *)(s + o * (CODE_TILE_K / 16) + i * VEC_FLOATS));
             }
         codes_blocks(t, step, u, s, n, acc);
     }

@@ -23,21 +23,33 @@ struct last_group {
     uint8_t scales[16];
 };
 
-static void last_group_pack(int type, const uint8_t *codes, const uint8_t *scales, int32_t n, struct last_group *g)
+/* As wide as the loads of chunk_decode at most: a load waits long for two stores. */
+#define COPY_BYTES (VEC_BYTES < 32 ? VEC_BYTES : 32)
+typedef uint8_t copy_at __attribute__((vector_size(COPY_BYTES), aligned(1), may_alias));
+
+/* n < 128 channels. Behind 4-bit codes other codes may stand: every one is finite, and rows have zeros there. They are
+ * copied as vectors, which loads of vectors can follow at once. */
+static void last_group_pack(int type, const uint8_t *codes, const uint8_t *scales, int32_t n, uint8_t *to,
+                            uint8_t *to_scales)
 {
-    memset(g, 0, sizeof *g);
-    memcpy(g->scales, scales, (size_t)((n * group_scale_bytes(type) + NIB_CPU_GROUP - 1) / NIB_CPU_GROUP));
     if (type == NIB_WEIGHT_BF16) {
+        memset(to, 0, 256);
         for (int32_t i = 0; i < NIB_CPU_GROUP; i++)
             if (bf16_channel(i) < n)
-                memcpy(g->codes + 2 * i, codes + 2 * bf16_channel(i), 2);
+                memcpy(to + 2 * i, codes + 2 * bf16_channel(i), 2);
     } else if (type == NIB_WEIGHT_FP8) {
         for (int32_t i = 0; i < NIB_CPU_GROUP; i++)
-            g->codes[i] = fp8_channel(i) < n ? codes[fp8_channel(i)] : 0;
+            to[i] = fp8_channel(i) < n ? codes[fp8_channel(i)] : 0;
+        *to_scales = *scales;
     } else {
-        for (int32_t b = 0; b < n / 16; b++)
-            for (int32_t j = 0; j < 2; j++)
-                memcpy(g->codes + 32 * j + 4 * b, codes + 8 * b + 4 * j, 4);
+        int32_t  n_scales = n / (type == NIB_WEIGHT_NVFP4 ? 16 : 32);
+        uint64_t all;
+        for (int half = 0; half < 2; half++)
+            for (int i = 0; i < 32; i += COPY_BYTES)
+                *(copy_at *)(to + 32 * half + i) = *(const copy_at *)(codes + half * (n / 4) + i);
+        memcpy(&all, scales, sizeof all);
+        all &= ((uint64_t)1 << 8 * n_scales) - 1;
+        memcpy(to_scales, &all, sizeof all);
     }
 }
 

@@ -69,6 +69,14 @@ static inline int nib_cpu_threads(const struct nib_stream *s, int64_t work)
     return work < NIB_CPU_TEAM_WORK ? 1 : s->n_threads;
 }
 
+/* Blocks of outputs that a thread takes at a time: neighbours continue one stream of bytes, and eight turns for each thread
+ * even out what they take. */
+static inline int32_t nib_cpu_chunk(const struct nib_stream *s, int32_t n_items)
+{
+    int32_t chunk = n_items / (8 * s->n_threads);
+    return chunk < 1 ? 1 : chunk > 8 ? 8 : chunk;
+}
+
 /* ---- Weights (weights_cpu.c) ---- */
 
 size_t          nib_cpu_weight_bytes(const struct nib_weight_desc *d);
@@ -151,6 +159,9 @@ static inline int32_t nib_cpu_open_cols(int32_t cols)
 {
     return (cols + NIB_CPU_GROUP - 1) / NIB_CPU_GROUP * NIB_CPU_GROUP;
 }
+/* From one opened row to the next: 33 cache lines more, so that rows of 4096 channels do not all fall into the same sets of
+ * the caches. */
+static inline int32_t nib_cpu_open_stride(int32_t cols) { return nib_cpu_open_cols(cols) + 33 * 16; }
 /* Bytes of one opened integer row. */
 size_t nib_cpu_codes_bytes(int32_t cols);
 

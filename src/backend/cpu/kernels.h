@@ -23,13 +23,13 @@ enum nib_cpu_flags {
 /* Input channels that are packed, opened and decoded together: 8 blocks of 16, one FP8 scale. */
 #define NIB_CPU_GROUP 128
 
-/* One tile of a matrix product: at most 64 rows by 12 outputs over all channels, 512 channels at a time. 12 decoded
- * weight rows of 512 channels are 24 KiB; the 64 rows' channels (128 KiB) and partial sums (48 KiB) stay in a 256 KiB
- * L2 cache beside them, and a decoded weight serves 64 rows. 12 is a multiple of every register tile. */
+/* One tile of a matrix product: at most 64 rows by 12 outputs over all channels, 256 channels at a time. 12 decoded weight
+ * rows of 256 channels are 12 KiB: with the channels and sums of a block of rows they stay in a L1 cache of 32 KiB, and a
+ * decoded weight serves 64 rows. 12 is a multiple of every register tile. */
 #define NIB_CPU_LANES     16
 #define NIB_CPU_TILE_ROWS 64
 #define NIB_CPU_TILE_OUTS 12
-#define NIB_CPU_TILE_K    512
+#define NIB_CPU_TILE_K    256
 #define NIB_CPU_TILE_WORK                                                                                             \
     (NIB_CPU_TILE_OUTS * (NIB_CPU_TILE_K + NIB_CPU_TILE_K / NIB_CPU_GROUP * NIB_CPU_LANES) +                          \
      NIB_CPU_TILE_ROWS * NIB_CPU_TILE_OUTS * NIB_CPU_LANES)

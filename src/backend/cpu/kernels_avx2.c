@@ -13,10 +13,13 @@
  * chain at a time: 3 rows by 4 outputs are 12 sums, 3 row vectors and one weight. */
 #define VEC_BYTES        32
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm256_fmadd_ps((__m256)(b), (__m256)(c), (__m256)(a)))
+#define VEC_KEEP(v)      __asm__("" : "+x"(v))
+#define VEC_OPAQUE(p)    __asm__("" : "+r"(p))
 #define DOT_ROWS         2
 #define DOT_OUTS         3
-#define TILE_BLOCK_ROWS  3
-#define TILE_BLOCK_OUTS  4
+#define SPLIT_ROWS       4
+#define TILE_OUTS_3      2
+#define TILE_OUTS_2      3
 #define CODE_BLOCK_ROWS  3
 #define CODE_BLOCK_OUTS  4
 

@@ -11,10 +11,13 @@
 /* One register holds a sum's 16 lanes: 4 rows by 6 outputs are 24 sums of 32 registers. */
 #define VEC_BYTES        64
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
+#define VEC_KEEP(v)
+#define VEC_OPAQUE(p)
+#define SPLIT_ROWS       99
 #define DOT_ROWS         4
 #define DOT_OUTS         4
-#define TILE_BLOCK_ROWS  4
-#define TILE_BLOCK_OUTS  6
+#define TILE_OUTS_3      4
+#define TILE_OUTS_2      6
 #define CODE_BLOCK_ROWS  4
 #define CODE_BLOCK_OUTS  6
 

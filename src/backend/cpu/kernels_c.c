@@ -7,10 +7,13 @@
 /* 16 lanes are 4 registers: a register tile of 2 rows by 1 output leaves room for the operands in 16 registers. */
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) += (b) * (c))
+#define VEC_KEEP(v)
+#define VEC_OPAQUE(p)
+#define SPLIT_ROWS       2
 #define DOT_ROWS         2
 #define DOT_OUTS         1
-#define TILE_BLOCK_ROWS  3
-#define TILE_BLOCK_OUTS  3
+#define TILE_OUTS_3      1
+#define TILE_OUTS_2      2
 #define CODE_BLOCK_ROWS  2
 #define CODE_BLOCK_OUTS  2
 

@@ -10,10 +10,13 @@
 /* 16 lanes are 4 of 32 registers: 3 rows by 2 outputs of them, and group tiles of 4 rows by 6 outputs of one. */
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) = (vec)vfmaq_f32((float32x4_t)(a), (float32x4_t)(b), (float32x4_t)(c)))
+#define VEC_KEEP(v)
+#define VEC_OPAQUE(p)
+#define SPLIT_ROWS       3
 #define DOT_ROWS         3
 #define DOT_OUTS         2
-#define TILE_BLOCK_ROWS  4
-#define TILE_BLOCK_OUTS  6
+#define TILE_OUTS_3      4
+#define TILE_OUTS_2      6
 #define CODE_BLOCK_ROWS  4
 #define CODE_BLOCK_OUTS  4
 

@@ -37,7 +37,7 @@ static void linear_group(struct nib_stream *s, const struct nib_linear_args *a, 
     nib_cpu_rows_prepare(s, &a->x, row0, n, 1, need_any, &rows);
 
     int32_t n_tiles = (n + NIB_CPU_TILE_ROWS - 1) / NIB_CPU_TILE_ROWS, n_items = block0[a->n_weights] * n_tiles;
-#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)block0[a->n_weights] * NIB_CPU_TILE_OUTS * a->x.cols * n)) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)block0[a->n_weights] * NIB_CPU_TILE_OUTS * a->x.cols * n)) schedule(dynamic, nib_cpu_chunk(s, n_items))
     for (int32_t item = 0; item < n_items; item++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         int32_t                block = item / n_tiles, i = 0;
@@ -77,9 +77,10 @@ static void o_a_group(struct nib_stream *s, const struct nib_o_a_args *a, int32_
     /* Blocks of outputs do not cross groups: each group reads its own channels. */
     int32_t n_rank = w.n_out / a->n_groups, n_blocks = blocks_of(n_rank);
     int32_t n_tiles = (n + NIB_CPU_TILE_ROWS - 1) / NIB_CPU_TILE_ROWS;
+    int32_t n_items = a->n_groups * n_blocks * n_tiles;
     float  *y = s->scratch.out;
-#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)w.n_out * w.n_in * n)) schedule(dynamic, 1)
-    for (int32_t item = 0; item < a->n_groups * n_blocks * n_tiles; item++) {
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)w.n_out * w.n_in * n)) schedule(dynamic, nib_cpu_chunk(s, n_items))
+    for (int32_t item = 0; item < n_items; item++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         int32_t                g = item / n_tiles / n_blocks, o = item / n_tiles % n_blocks * NIB_CPU_TILE_OUTS;
         int32_t                n_outs = min_of(n_rank - o, NIB_CPU_TILE_OUTS), out = g * n_rank + o;

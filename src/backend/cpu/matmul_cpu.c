@@ -71,16 +71,16 @@ static void row_prepare(const struct nib_stream *s, const struct nib_act *x, int
     const uint8_t *codes = x->codes + t * x->codes_stride, *scales = x->scales + t * x->scales_stride;
     float          row_scale = x->format == NIB_ACT_NVFP4 ? x->row_scale[t] : 1.0f;
     if (need & (NIB_CPU_NEED_PLAIN | NIB_CPU_NEED_OPEN_PLAIN)) {
-        int32_t      part = x->cols / n_parts, open = nib_cpu_open_cols(part);
+        int32_t part = x->cols / n_parts, open = nib_cpu_open_cols(part), stride = nib_cpu_open_stride(open * n_parts);
         const float *row = nib_cpu_row_read(s, &x->plain, t, 0, x->cols, m->plain + (int64_t)r * x->cols);
         for (int32_t i = 0; need & NIB_CPU_NEED_OPEN_PLAIN && i < n_parts; i++)
-            nib_cpu_row_open(s, row + i * part, part, m->open_plain + ((int64_t)r * n_parts + i) * open);
+            nib_cpu_row_open(s, row + i * part, part, m->open_plain + (int64_t)r * stride + i * open);
     }
     if (need & (NIB_CPU_NEED_VALUES | NIB_CPU_NEED_OPEN_VALUES)) {
         float *values = need & NIB_CPU_NEED_VALUES ? m->values + (int64_t)r * x->cols : buffer;
         nib_cpu_act_decode(s, x->format, codes, scales, row_scale, x->cols, values);
         if (need & NIB_CPU_NEED_OPEN_VALUES)
-            nib_cpu_row_open(s, values, x->cols, m->open_values + (int64_t)r * nib_cpu_open_cols(x->cols));
+            nib_cpu_row_open(s, values, x->cols, m->open_values + (int64_t)r * nib_cpu_open_stride(x->cols));
     }
     if (need & NIB_CPU_NEED_CODES)
         nib_cpu_codes_open(s, x->format, codes, scales, row_scale, x->cols,
@@ -93,7 +93,7 @@ void nib_cpu_rows_prepare(struct nib_stream *s, const struct nib_act *x, int32_t
     struct nib_cpu_scratch *m = &s->scratch;
     bool    quantised = need & (NIB_CPU_NEED_VALUES | NIB_CPU_NEED_OPEN_VALUES | NIB_CPU_NEED_CODES);
     bool    bf16 = x->plain.dtype == NIB_DTYPE_BF16;
-    int32_t open = nib_cpu_open_cols(x->cols / n_parts) * n_parts;
+    int32_t open = nib_cpu_open_stride(nib_cpu_open_cols(x->cols / n_parts) * n_parts);
     assert(n <= NIB_CPU_GROUP_ROWS && x->cols <= (quantised ? s->quant_cols : s->cols) && open <= s->open_cols);
     *out = (struct nib_cpu_rows){
         .plain = bf16 || !x->plain.data ? m->plain : (const float *)nib_cpu_row(&x->plain, first),
@@ -103,7 +103,7 @@ void nib_cpu_rows_prepare(struct nib_stream *s, const struct nib_act *x, int32_t
         .open_plain = m->open_plain,
         .open_plain_stride = open,
         .open_values = m->open_values,
-        .open_values_stride = nib_cpu_open_cols(x->cols),
+        .open_values_stride = nib_cpu_open_stride(x->cols),
         .codes = m->codes,
     };
     if (!bf16 && (need & ~(unsigned)NIB_CPU_NEED_PLAIN) == 0)
@@ -141,9 +141,9 @@ void nib_cpu_matmul(struct nib_stream *s, const struct nib_cpu_matrix *w, unsign
                     const struct nib_cpu_rows *rows, int32_t n, float *y, int64_t y_stride)
 {
     int32_t n_blocks = (w->n_out + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS;
-    int32_t n_tiles = (n + NIB_CPU_TILE_ROWS - 1) / NIB_CPU_TILE_ROWS;
-#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)w->n_out * w->n_in * n)) schedule(dynamic, 1)
-    for (int32_t i = 0; i < n_blocks * n_tiles; i++) {
+    int32_t n_tiles = (n + NIB_CPU_TILE_ROWS - 1) / NIB_CPU_TILE_ROWS, n_items = n_blocks * n_tiles;
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)w->n_out * w->n_in * n)) schedule(dynamic, nib_cpu_chunk(s, n_items))
+    for (int32_t i = 0; i < n_items; i++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         int32_t                out = i / n_tiles * NIB_CPU_TILE_OUTS, r0 = i % n_tiles * NIB_CPU_TILE_ROWS;
         int32_t                n_outs = w->n_out - out < NIB_CPU_TILE_OUTS ? w->n_out - out : NIB_CPU_TILE_OUTS;

@@ -155,9 +155,9 @@ static void gate_up(struct nib_stream *s, const struct moe *m)
 {
     const struct nib_moe_args *a = m->a;
     int32_t widest = has_shared(a) && a->sw1->n_out > a->w1->n_out ? a->sw1->n_out : a->w1->n_out;
-    int32_t n_blocks = (widest + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS;
-#pragma omp parallel for num_threads(nib_cpu_threads(s, 2 * (int64_t)m->first[a->n_experts + 1] * a->w1->n_out * m->dim)) schedule(dynamic, 1)
-    for (int32_t item = 0; item < m->n_active * n_blocks; item++) {
+    int32_t n_blocks = (widest + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS, n_items = m->n_active * n_blocks;
+#pragma omp parallel for num_threads(nib_cpu_threads(s, 2 * (int64_t)m->first[a->n_experts + 1] * a->w1->n_out * m->dim)) schedule(dynamic, nib_cpu_chunk(s, n_items))
+    for (int32_t item = 0; item < n_items; item++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         int32_t e = m->active[item / n_blocks], out = item % n_blocks * NIB_CPU_TILE_OUTS, end = m->first[e + 1];
         int32_t n_outs = min_of((e == a->n_experts ? a->sw1 : a->w1)->n_out - out, NIB_CPU_TILE_OUTS);
@@ -176,8 +176,8 @@ static size_t before_pair(const struct moe *m, int32_t pair, size_t routed, size
 static float *inner_open_row(const struct nib_stream *s, const struct moe *m, int32_t pair)
 {
     const struct nib_moe_args *a = m->a;
-    size_t                     shared = has_shared(a) ? (size_t)nib_cpu_open_cols(a->sw2->n_in) : 0;
-    return s->scratch.inner_open + before_pair(m, pair, (size_t)nib_cpu_open_cols(a->w2->n_in), shared);
+    size_t                     shared = has_shared(a) ? (size_t)nib_cpu_open_stride(a->sw2->n_in) : 0;
+    return s->scratch.inner_open + before_pair(m, pair, (size_t)nib_cpu_open_stride(a->w2->n_in), shared);
 }
 
 /* Quantise a pair's inner row where its w2 wants that, and make it ready. */
@@ -208,7 +208,7 @@ static void inner_row_prepare(struct nib_stream *s, const struct moe *m, struct 
 static struct nib_cpu_rows inner_rows(const struct nib_stream *s, const struct moe *m, int32_t first, int32_t n)
 {
     const float *values = inner_row(s, m, first, s->scratch.inner), *open = inner_open_row(s, m, first);
-    int32_t      open_stride = nib_cpu_open_cols(n);
+    int32_t      open_stride = nib_cpu_open_stride(n);
     return (struct nib_cpu_rows){
         .plain = values,
         .values = values,
@@ -270,7 +270,7 @@ static void down_block(const struct nib_stream *s, const struct moe *m, struct n
 static void down(struct nib_stream *s, const struct moe *m)
 {
     int32_t n_blocks = (m->dim + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS;
-#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)m->first[m->a->n_experts + 1] * m->a->w1->n_out * m->dim)) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)m->first[m->a->n_experts + 1] * m->a->w1->n_out * m->dim)) schedule(dynamic, nib_cpu_chunk(s, n_blocks))
     for (int32_t i = 0; i < n_blocks; i++) {
         int32_t out = i * NIB_CPU_TILE_OUTS;
         down_block(s, m, &s->scratch.thread[omp_get_thread_num()], out, min_of(m->dim - out, NIB_CPU_TILE_OUTS));

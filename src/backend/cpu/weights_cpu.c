@@ -68,6 +68,14 @@ static enum nib_status desc_check(const struct nib_weight_desc *d, struct nib_er
     return NIB_OK;
 }
 
+/* Blocks of 16 4-bit codes: their first halves side by side, then the second ones. */
+static void halves_pack(int32_t n_blocks, const uint8_t *src, uint8_t *dst)
+{
+    for (int32_t b = 0; b < n_blocks; b++)
+        for (int32_t half = 0; half < 2; half++)
+            memcpy(dst + 4 * n_blocks * half + 4 * b, src + 8 * b + 4 * half, 4);
+}
+
 /* One row of codes in packed order. */
 static void row_pack(const struct nib_cpu_order *order, enum nib_weight_type type, int32_t n_in, const uint8_t *src,
                      uint8_t *dst)
@@ -86,16 +94,15 @@ static void row_pack(const struct nib_cpu_order *order, enum nib_weight_type typ
             break;
         case NIB_WEIGHT_MXFP4:
         case NIB_WEIGHT_NVFP4:
-            for (int32_t b = 0; b < 8; b++)
-                for (int32_t half = 0; half < 2; half++)
-                    memcpy(dst + 64 * g + 32 * half + 4 * b, src + 64 * g + 8 * b + 4 * half, 4);
+            halves_pack(8, src + 64 * g, dst + 64 * g);
             break;
         }
-    int64_t done = type == NIB_WEIGHT_F32 ? 0 : type == NIB_WEIGHT_BF16 ? 2 * k : type == NIB_WEIGHT_FP8 ? k : k / 2;
-    int64_t all = type == NIB_WEIGHT_F32 ? 4 * (int64_t)n_in
-                  : type == NIB_WEIGHT_BF16 ? 2 * (int64_t)n_in
-                  : type == NIB_WEIGHT_FP8  ? n_in
-                                            : n_in / 2;
+    if (type == NIB_WEIGHT_MXFP4 || type == NIB_WEIGHT_NVFP4) {
+        halves_pack((n_in - k) / 16, src + k / 2, dst + k / 2);
+        return;
+    }
+    int64_t done = type == NIB_WEIGHT_F32 ? 0 : type == NIB_WEIGHT_BF16 ? 2 * k : k;
+    int64_t all = type == NIB_WEIGHT_F32 ? 4 * (int64_t)n_in : type == NIB_WEIGHT_BF16 ? 2 * (int64_t)n_in : n_in;
     memcpy(dst + done, src + done, (size_t)(all - done));
 }
 
@@ -120,7 +127,7 @@ enum nib_status nib_cpu_weight_pack(struct nib_backend *b, const struct nib_weig
     struct sizes       z = sizes_of(d->type, d->n_out, d->n_in);
     size_t             n = (size_t)d->n_stack, bytes = n * (size_t)(z.codes_bytes + z.scales_bytes);
     struct cpu_weight *w = calloc(1, sizeof *w + n * sizeof(float));
-    void              *memory = w ? weight_memory(bytes) : NULL;
+    void              *memory = w ? weight_memory(bytes + 64) : NULL; /* a last part of a group is read as a full one */
     if (!memory) {
         free(w);
         return nib_error_set(err, NIB_E_MEMORY, "no memory for a weight of %zu bytes", bytes);
