@@ -139,6 +139,41 @@ static void test_time_limits(void **state)
     assert_int_equal(rig_stop(&r), 0);
 }
 
+/* No token by the time limit: as HTTP has it, the stream too. At one token of the prompt a step no machine reads these in a second. */
+static void test_no_token_in_time(void **state)
+{
+    (void)state;
+    enum { N = 16000 };
+    const char *arguments[] = {"--max-seqs", "2", "--request-timeout", "1", "--prefill-budget", "1", "--ctx", "16384", "--cache-memory", "0",
+                               "--served-name", "tiny-v4", "--log-level", "quiet", NULL};
+    struct rig  r = rig_start(g_program, arguments);
+    int fd[2];
+    for (int stream = 0; stream < 2; stream++) {
+        char  *body = malloc(64 + N * 8);
+        size_t n = 0;
+        assert_non_null(body);
+        n += (size_t)sprintf(body, "{\"stream\":%s,\"prompt\":[0", stream ? "true" : "false");
+        for (int i = 1; i < N; i++)
+            n += (size_t)sprintf(body + n, ",%d", 300 + (i * 7 + stream) % 1500);
+        (void)strcpy(body + n, "]}");
+        fd[stream] = rig_begin(&r, COMPLETIONS, body);
+        free(body);
+    }
+    for (int stream = 0; stream < 2; stream++) {
+        struct reply reply;
+        assert_true(rig_read(fd[stream], &reply));
+        assert_int_equal(reply.status, 504);
+        json_t *v = json_loads(reply.body, 0, NULL);
+        assert_string_equal(text_at(v, "error.type"), "timeout_error");
+        assert_string_equal(text_at(v, "error.code"), "request_timeout");
+        json_decref(v);
+        reply_free(&reply);
+        (void)close(fd[stream]);
+    }
+    rig_wait_metric(&r, RUNNING, 0, 0);
+    assert_int_equal(rig_stop(&r), 0);
+}
+
 /* ---- Leaving ---- */
 
 enum moment { QUEUED, READING, DECODING, N_MOMENTS };
@@ -291,7 +326,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_mistakes), cmocka_unit_test(test_queue_full),   cmocka_unit_test(test_time_limits),
-        cmocka_unit_test(test_leaving),         cmocka_unit_test(test_slow_senders), cmocka_unit_test(test_slow_reader),
+        cmocka_unit_test(test_no_token_in_time), cmocka_unit_test(test_leaving),     cmocka_unit_test(test_slow_senders),
+        cmocka_unit_test(test_slow_reader),
     };
     if (argc < 2)
         return 2;
