@@ -135,13 +135,14 @@ BOTH(b104_clamps)
 
 /* ---- Whole models ---- */
 
+/* In fp32 throughout, right backends stay within 2.5e-5 of each other (golden.c); a BF16 row's bit would make up to 2e-3 of it. */
 static void check_close(const char *dir, int32_t n, const char *what, const float *far_from)
 {
     float *a = hostile_logits(dir, "ref", NIB_ACT_QUANT_NONE, n, false), *b = hostile_logits(dir, "cpu", NIB_ACT_QUANT_NONE, n, false);
     for (int32_t i = 0; i < n * VOCAB; i++)
         assert_true(isfinite(a[i]) && isfinite(b[i]));
     const double d = hostile_distance(a, b, n, VOCAB);
-    if (!(d <= 1e-3))
+    if (!(d <= 1e-4))
         fail_msg("%s: ref and cpu differ by %g", what, d);
     if (far_from)
         assert_true(hostile_distance(a, far_from, n, VOCAB) > 1e-2);

@@ -143,6 +143,7 @@ float *hostile_logits(const char *dir, const char *backend, enum nib_act_quant a
         fail_msg("%s", err.text);
     struct nib_options o = small_options(backend, mtp);
     o.act_quant = act_quant;
+    o.kv = NIB_KV_F32; /* rows rounded to fewer bits flip where sums are ordered otherwise, and then differ by a thousand times as much */
     if (nib_engine_open(f.model, &o, &f.engine, &err) != NIB_OK || nib_seq_open(f.engine, &seq, &err) != NIB_OK)
         fail_msg("%s", err.text);
     f.vocab = nib_model_get_info(f.model)->vocab;
