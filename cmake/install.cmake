@@ -6,7 +6,7 @@ install(TARGETS nibble ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES include/nibble.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY models/tiny-v4 DESTINATION ${CMAKE_INSTALL_DATADIR}/nibble/models)
 # The manual page holds what the program's help says, which only the program knows.
-if(NOT CMAKE_CROSSCOMPILING)
+if(NOT CMAKE_CROSSCOMPILING AND NOT NIB_FRONT_END)
   add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/nibble.1
     COMMAND sh ${CMAKE_SOURCE_DIR}/packaging/man.sh $<TARGET_FILE:nibble_program> ${CMAKE_SOURCE_DIR}/packaging/nibble.1.in
             >${CMAKE_BINARY_DIR}/nibble.1

@@ -3,7 +3,7 @@
 # Parts:
 #   release  gcc build; every test but the long ones (--full: those too)
 #   asan     the short tests in a build with sanitizers
-#   clang    a build with clang, whose warnings are errors; counts as one check
+#   clang    all sources through clang's front end, whose warnings are errors; counts as one check
 #   opcheck  release build; only the tests in tests/opcheck
 # Whatever happens, the last line is "N passed, N failed", and the exit status is 0 only if nothing failed. Numbers
 # are ctest's own. Skips are neither; each is printed with its reason.

@@ -22,7 +22,7 @@ if ! command -v clang >/dev/null; then
     echo "fuzz.sh: clang is not installed (scripts/install-packages.sh --clang installs it)" >&2
     exit 1
 fi
-cmake -S . -B build-fuzz -DNIB_FUZZ=ON -DCMAKE_C_COMPILER=clang -DCMAKE_C_FLAGS_RELEASE="-O1 -g" >/dev/null
+cmake -S . -B build-fuzz -DNIB_FUZZ=ON -DCMAKE_C_COMPILER=clang >/dev/null
 programs=
 for target in "$@"; do programs="$programs fuzz_$target"; done
 # shellcheck disable=SC2086 # a list of names
