@@ -4,9 +4,10 @@
  * Work is done when it is enqueued, in the order of the calls. Misuse of the device is printed and makes every later call
  * fail, as a fault on a device would.
  *
- * From the environment: NIB_PTXSIM_CARD (compute capability times 10: 90), NIB_PTXSIM_SEED (0: fixed order), NIB_PTXSIM_RESIDENT (blocks side by side), NIB_PTXSIM_SMS,
- * NIB_PTXSIM_RACES=0 (do not look for races), NIB_PTXSIM_MMA_STEPS=1, NIB_PTXSIM_TRACE=1 (a line a launch),
- * NIB_PTXSIM_SKIP (name of a kernel that does nothing). */
+ * From the environment: NIB_PTXSIM_CARD (compute capability times 10: 90), NIB_PTXSIM_SEED (0: fixed order), NIB_PTXSIM_SMS (8),
+ * NIB_PTXSIM_RESIDENT (blocks side by side; otherwise one on each multiprocessor, as kernels need whose blocks wait for each other),
+ * NIB_PTXSIM_RACES=0 (do not look for races), NIB_PTXSIM_MMA_STEPS=1, NIB_PTXSIM_TRACE=1 (a line a launch), NIB_PTXSIM_SKIP
+ * (name of a kernel that does nothing). */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 
 #include "backend/cuda/sm100a/sm100a.h"
 #include "ptxsim/ptxsim.h"
+#include "ptxsim/runtime/runtime_stub.h"
 #include "ptxsim/tensor.h"
 
 enum { FUNCTIONS = 4096, MODULES = 64, PARAMS = 64 };
@@ -56,7 +58,20 @@ static struct {
     cudaError_t        last, sticky;
     struct CUgraph_st *capturing;
     bool               trace;
+    int                fail_alloc, fail_launch; /* countdowns; 0: none */
+    cudaError_t        launch_error;
 } rt;
+
+void ptxsim_fail_alloc(int nth)
+{
+    rt.fail_alloc = nth;
+}
+
+void ptxsim_fail_launch(int nth, cudaError_t e)
+{
+    rt.fail_launch = nth;
+    rt.launch_error = e;
+}
 
 /* ---- Registration, called before main ---- */
 
@@ -147,7 +162,7 @@ static struct px_machine *machine(void)
 {
     if (!rt.machine) {
         struct px_config c = {.seed = setting("NIB_PTXSIM_SEED", 0),
-                              .resident = (int32_t)setting("NIB_PTXSIM_RESIDENT", 1),
+                              .resident = (int32_t)setting("NIB_PTXSIM_RESIDENT", setting("NIB_PTXSIM_SMS", 8)),
                               .no_races = setting("NIB_PTXSIM_RACES", 1) == 0,
                               .mma_by_steps = setting("NIB_PTXSIM_MMA_STEPS", 0) != 0};
         rt.machine = px_machine_new(&c);
@@ -208,6 +223,11 @@ static cudaError_t run_kernel(const struct function *f, const struct px_launch *
     const char *skip = getenv("NIB_PTXSIM_SKIP");
     if (skip && strcmp(skip, f->name) == 0)
         return cudaSuccess;
+    if (rt.fail_launch > 0 && --rt.fail_launch == 0) {
+        /* As on a device: the launch is taken, and every later call says what became of it. */
+        rt.sticky = rt.launch_error;
+        return cudaSuccess;
+    }
     if (!px_run(machine(), module_of(f), f->name, l))
         return fault(cudaErrorLaunchFailure, px_error(machine()));
     (void)clock_gettime(CLOCK_MONOTONIC, &b);
@@ -327,6 +347,10 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *bytes, v
 
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
+    if (rt.fail_alloc > 0 && --rt.fail_alloc == 0) {
+        *p = NULL;
+        return result(cudaErrorMemoryAllocation);
+    }
     *p = px_alloc(machine(), bytes);
     return result(*p ? cudaSuccess : cudaErrorMemoryAllocation);
 }
