@@ -366,8 +366,9 @@ void oc_check_index_select(struct oc_case *c)
 {
     static const int32_t formats[] = {NIB_ROW_F32, NIB_ROW_BF16, NIB_ROW_FP4};
     struct index_select  a = {.n_heads = oc_range(c, 1, 8), .d = oc_chance(c, 0.5) ? 128 : 64};
-    int32_t              pos_end = oc_chance(c, 0.3) ? 900 : 300;
-    a.seqs = oc_seqs_new(c, oc_chance(c, 0.2) ? 30 : 6, pos_end, 0);
+    bool                 is_long = c->index % 16 == 9; /* entries enough to be shared out */
+    int32_t              pos_end = is_long ? 9000 : oc_chance(c, 0.3) ? 900 : 300;
+    a.seqs = oc_seqs_new(c, is_long ? 2 : oc_chance(c, 0.2) ? 30 : 6, pos_end, 0);
     a.top_k = oc_chance(c, 0.2) ? 64 : oc_range(c, 1, 32);
     a.n_scores = pos_end / 4 + 1;
     a.scale = (float)(pow(a.d, -0.5) * pow(a.n_heads, -0.5));

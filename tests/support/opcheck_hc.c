@@ -94,6 +94,8 @@ struct hc {
     float              *fn, *base, *scale, *norm_weight;
     enum nib_dtype      dtype; /* of x */
     enum nib_act_format format;
+    struct oc_mat       before, y, post, comb; /* behind: what hc_post makes the streams of */
+    bool                behind;
 };
 
 static void hc_new(struct oc_case *c, struct hc *a, int32_t n_mix, int32_t n_scales, int32_t dim)
@@ -171,11 +173,45 @@ static void judge_rows(struct oc_case *c, const struct oc_output *have, const st
     }
 }
 
+/* A module before this one, whose output becomes stream 0 while the others come from the next one each: the products are with 0
+ * and 1, so the streams are a->streams to the bit. */
+static void hc_new_behind(struct oc_case *c, struct hc *a, int32_t dim)
+{
+    int32_t      n = a->streams.rows, n_hc = a->n_hc;
+    const size_t width = (size_t)(n_hc * dim), rows = (size_t)n;
+    float       *before = oc_floats(c, n * n_hc * dim, 0, 1), *y = oc_new(c, 4 * rows * (size_t)dim + 4);
+    float       *post = oc_new(c, 4 * rows * (size_t)n_hc + 4), *comb = oc_new(c, 4 * rows * (size_t)(n_hc * n_hc) + 4);
+    for (size_t t = 0; t < rows; t++) {
+        const double *wanted = a->streams.value + t * width;
+        for (int32_t k = 0; k < n_hc; k++) {
+            const int32_t from = (k + 1) % n_hc;
+            post[t * (size_t)n_hc + (size_t)k] = k == 0 ? 1 : 0;
+            for (int32_t j = 0; j < n_hc; j++)
+                comb[(t * (size_t)n_hc + (size_t)j) * (size_t)n_hc + (size_t)k] = k > 0 && j == from ? 1 : 0;
+            for (int32_t i = 0; i < dim; i++)
+                *(k == 0 ? &y[t * (size_t)dim + (size_t)i] : &before[t * width + (size_t)(from * dim + i)]) =
+                    (float)wanted[k * dim + i];
+        }
+    }
+    a->before = oc_mat_of(c, a->dtype, n, n_hc * dim, before);
+    a->y = oc_mat_of(c, a->dtype, n, dim, y);
+    a->post = oc_mat_of(c, NIB_DTYPE_F32, n, n_hc, post);
+    a->comb = oc_mat_of(c, NIB_DTYPE_F32, n, n_hc * n_hc, comb);
+}
+
 static void run_hc_pre(struct oc_run *r, const void *data, int32_t step)
 {
     const struct hc *a = data;
     int32_t          n_hc = a->n_hc, n_mix = (2 + n_hc) * n_hc, n = a->streams.rows, dim = a->streams.cols / n_hc;
-    struct nib_mat   streams = oc_put_mat(r, &a->streams);
+    struct nib_mat   streams, y = {0}, behind_post = {0}, behind_comb = {0};
+    if (!a->behind) {
+        streams = oc_put_mat(r, &a->streams);
+    } else {
+        streams = oc_out_mat(r, "streams", a->dtype, n, a->before.cols, a->before.stride, a->before.data);
+        y = oc_put_mat(r, &a->y);
+        behind_post = oc_put_mat(r, &a->post);
+        behind_comb = oc_put_mat(r, &a->comb);
+    }
     float           *fn = oc_put(r, a->fn, 4 * (size_t)(n_mix * a->streams.cols));
     float           *base = oc_put(r, a->base, 4 * (size_t)n_mix), *scale = oc_put(r, a->scale, 12);
     float           *norm_weight = oc_put(r, a->norm_weight, 4 * (size_t)dim);
@@ -185,6 +221,10 @@ static void run_hc_pre(struct oc_run *r, const void *data, int32_t step)
     struct nib_act   x = oc_out_act(r, true, a->dtype, a->format, n, dim);
     for (int32_t t = 0; t < n; t += step) {
         int32_t m = part(step, n - t);
+        if (a->behind)
+            oc_op(r, r->api->ops->hc_post(r->s, &(struct nib_hc_post_args){
+                oc_rows_of_mat(streams, t, m), n_hc, oc_rows_of_mat(y, t, m), oc_rows_of_mat(behind_post, t, m),
+                oc_rows_of_mat(behind_comb, t, m)}));
         oc_op(r, r->api->ops->hc_pre(r->s, &(struct nib_hc_pre_args){
             oc_rows_of_mat(streams, t, m), n_hc, a->n_iters, fn, base, scale, 1e-6f, 1e-6f, norm_weight,
             oc_rows_of_mat(post, t, m), oc_rows_of_mat(comb, t, m), oc_rows_of_act(x, t, m),
@@ -235,10 +275,20 @@ void oc_check_hc_pre(struct oc_case *c)
 {
     struct hc a = {.n_hc = oc_range(c, 1, 4), .n_iters = oc_chance(c, 0.7) ? 20 : oc_range(c, 1, 5)};
     int32_t   dim = oc_range(c, 1, 16) * 16;
+    bool      whole = oc_chance(c, 0.4); /* the shape that devices take by slices of channels */
+    if (whole) {
+        a.n_hc = 4;
+        dim = oc_range(c, 1, 20) * 64;
+    }
     a.format = (enum nib_act_format)oc_range(c, NIB_ACT_PLAIN, NIB_ACT_INT8);
     hc_new(c, &a, (2 + a.n_hc) * a.n_hc, 3, dim);
-    oc_shape(c, "%d rows of %d x %d, %d iterations, rows %d, x format %d", a.streams.rows, a.n_hc, dim, a.n_iters,
-             a.dtype, a.format);
+    a.behind = oc_chance(c, 0.5);
+    for (int64_t i = 0; i < (int64_t)a.streams.rows * a.streams.cols; i++)
+        a.behind &= isfinite(a.streams.value[i]);
+    if (a.behind)
+        hc_new_behind(c, &a, dim);
+    oc_shape(c, "%d rows of %d x %d, %d iterations, rows %d, x format %d, behind a module %d", a.streams.rows, a.n_hc, dim,
+             a.n_iters, a.dtype, a.format, a.behind);
     oc_all(c, run_hc_pre, judge_hc_pre, &a, a.streams.rows);
 }
 

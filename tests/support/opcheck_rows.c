@@ -10,6 +10,8 @@ static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 static int32_t start_position(struct oc_case *c, int32_t pos_end)
 {
     static const int32_t edges[] = {0, 4, 8, 124, 128, 132, 252, 256, 384};
+    if (pos_end > 1000)
+        return oc_range(c, pos_end / 2, pos_end - 1);
     int32_t p = oc_chance(c, 0.7) ? oc_pick(c, 9, edges) + oc_range(c, -3, 3) : oc_range(c, 0, pos_end - 1);
     return p;
 }
