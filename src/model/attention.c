@@ -43,6 +43,13 @@ static enum nib_status input_projections(struct nib_rank *rk, const struct nib_l
     return rk->ops->linear(rk->stream, &a);
 }
 
+static enum nib_status query_norm(struct nib_rank *rk, const struct nib_layer *l, int32_t n)
+{
+    struct nib_work *w = &rk->work;
+    return rk->ops->norm(rk->stream, &(struct nib_norm_args){
+        .x = nib_mat_rows(w->qa, n), .weight = l->q_norm, .eps = rk->config->norm_eps, .y = nib_act_rows(w->qr, n, l->q_act)});
+}
+
 static enum nib_status query(struct nib_rank *rk, const struct nib_rows *rows, const struct nib_layer *l)
 {
     struct nib_work *w = &rk->work;
@@ -50,8 +57,6 @@ static enum nib_status query(struct nib_rank *rk, const struct nib_rows *rows, c
     const int32_t n = rows->n_rows;
     const struct nib_act qr = nib_act_rows(w->qr, n, l->q_act);
 
-    NIB_TRY(rk->ops->norm(rk->stream, &(struct nib_norm_args){
-        .x = nib_mat_rows(w->qa, n), .weight = l->q_norm, .eps = c->norm_eps, .y = qr}));
     struct nib_linear_args a = {.x = qr, .n_weights = 1, .w = {l->wq_b}, .y = {nib_mat_rows(w->q, n)}};
     if (l->ratio == 4) {
         a.w[1] = l->index_wq_b;
@@ -131,8 +136,10 @@ enum nib_status nib_attention(struct nib_rank *rk, const struct nib_rows *rows, 
     const struct nib_act u = nib_act_rows(w->u, n, l->o_act);
 
     NIB_TRY(input_projections(rk, l, n));
-    NIB_TRY(query(rk, rows, l));
+    /* Steps on single rows follow one another, so that a device may do them in one launch. */
+    NIB_TRY(query_norm(rk, l, n));
     NIB_TRY(store_rows(rk, rows, l, state));
+    NIB_TRY(query(rk, rows, l));
     if (l->ratio == 4)
         NIB_TRY(select_entries(rk, rows, l, state));
     NIB_TRY(attend(rk, rows, l, state));

@@ -91,6 +91,7 @@ static void lay_out(struct nib_stream *s, const struct nib_dims *d, struct carve
     s->exponent = take(c, 8 * rows, sizeof(int32_t));
     s->out = take(c, rows * d->n_groups * d->o_rank, sizeof(float));
     s->mix = take(c, rows * (((int64_t)d->n_hc * d->dim + NIB_CUDA_MIX_SLICE - 1) / NIB_CUDA_MIX_SLICE) * ((2 + d->n_hc) * d->n_hc + 1), sizeof(float));
+    s->arrived = take(c, rows, sizeof(int32_t));
     s->n_entries_max = d->n_ctx_max / 4 + 1;
     s->n_score_rows = (int32_t)most(1, least(rows, (64 << 20) / (4 * (int64_t)s->n_entries_max)));
     s->score = take(c, (int64_t)s->n_score_rows * s->n_entries_max, sizeof(float));
@@ -192,6 +193,11 @@ static enum nib_status open_parts(struct nib_backend *b, struct nib_error *err)
     }
     c = (struct carve){b->scratch, 0};
     lay_out(s, &s->dims, &c);
+    e = cudaMemset(s->arrived, 0, (size_t)s->dims.n_rows_max * sizeof *s->arrived);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(NULL); /* the clearing ran on the default stream */
+    if (e != cudaSuccess)
+        return nib_error_set(err, NIB_E_DEVICE, "cuda: scratch could not be cleared: %s", cudaGetErrorString(e));
     return nib_cuda_sm100a_open(s, err);
 }
 
@@ -247,9 +253,18 @@ static void *backend_alloc(struct nib_backend *b, size_t bytes)
 
 static void backend_release(struct nib_backend *b, void *p)
 {
-    (void)b;
+    nib_cuda_flush_all(&b->stream);
     (void)cudaFree(p); /* waits for work that may still use it */
     (void)cudaGetLastError();
+}
+
+/* Enqueues what waits to be launched with other work. */
+static enum nib_status launch_waiting(struct nib_stream *s)
+{
+    if (s->broken)
+        return NIB_E_DEVICE;
+    nib_cuda_flush_all(s);
+    return nib_cuda_check(s, cudaGetLastError(), "launching what waited");
 }
 
 static enum nib_status finish(struct nib_stream *s, const char *what)
@@ -259,8 +274,7 @@ static enum nib_status finish(struct nib_stream *s, const char *what)
 
 static enum nib_status upload(struct nib_stream *s, void *dst, const void *src, size_t bytes)
 {
-    if (s->broken)
-        return NIB_E_DEVICE;
+    NIB_TRY(launch_waiting(s));
     if (bytes == 0)
         return NIB_OK;
     NIB_TRY(nib_cuda_check(s, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, s->handle), "upload"));
@@ -270,8 +284,7 @@ static enum nib_status upload(struct nib_stream *s, void *dst, const void *src, 
 
 static enum nib_status download(struct nib_stream *s, void *dst, const void *src, size_t bytes)
 {
-    if (s->broken)
-        return NIB_E_DEVICE;
+    NIB_TRY(launch_waiting(s));
     if (bytes > 0)
         NIB_TRY(nib_cuda_check(s, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, s->handle), "download"));
     return finish(s, "work before a download");
@@ -279,8 +292,7 @@ static enum nib_status download(struct nib_stream *s, void *dst, const void *src
 
 static enum nib_status copy(struct nib_stream *s, void *dst, const void *src, size_t bytes)
 {
-    if (s->broken)
-        return NIB_E_DEVICE;
+    NIB_TRY(launch_waiting(s));
     if (bytes == 0)
         return NIB_OK;
     return nib_cuda_check(s, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, s->handle), "copy");
@@ -288,7 +300,8 @@ static enum nib_status copy(struct nib_stream *s, void *dst, const void *src, si
 
 static enum nib_status synchronise(struct nib_stream *s)
 {
-    return s->broken ? NIB_E_DEVICE : finish(s, "work on the device");
+    NIB_TRY(launch_waiting(s));
+    return finish(s, "work on the device");
 }
 
 /* ---- Weights ---- */
@@ -467,10 +480,22 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
 
 /* ---- Table ---- */
 
+/* Rows that wait for a place in a compressor's ring may wait past a product that leaves them as they are. */
+static enum nib_status linear(struct nib_stream *s, const struct nib_linear_args *a)
+{
+    bool hold = true;
+    for (int32_t i = 0; i < a->n_weights; i++)
+        hold &= !nib_cuda_jobs_mind(s, &a->y[i]);
+    s->hold = hold;
+    enum nib_status status = nib_cuda_sm100a_linear(s, a);
+    s->hold = false;
+    return status;
+}
+
 static const struct nib_ops ops = {
     .embed = nib_cuda_embed,
     .norm = nib_cuda_sm100a_norm,
-    .linear = nib_cuda_sm100a_linear,
+    .linear = linear,
     .q_rope = nib_cuda_q_rope,
     .kv_insert = nib_cuda_kv_insert,
     .compress = nib_cuda_compress,

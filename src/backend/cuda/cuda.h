@@ -93,6 +93,28 @@ struct nib_cuda_sm100a_scratch {
     float    *shared_row_scale;
 };
 
+/* Row-wise steps that wait to be launched together (any/row_jobs.cu): those that follow one another in a layer do not depend on
+ * each other, and a launch costs more than they do. */
+enum nib_cuda_job_kind { NIB_CUDA_JOB_NORM, NIB_CUDA_JOB_KV_INSERT, NIB_CUDA_JOB_EMIT, NIB_CUDA_JOB_PUSH, NIB_CUDA_JOB_Q_ROPE,
+                         NIB_CUDA_JOB_INDEX_QUERY };
+struct nib_cuda_job {
+    enum nib_cuda_job_kind kind;
+    int32_t                first, n_rows, per_row; /* blocks a row */
+    struct nib_rows        rows;                   /* not for norms */
+    union {
+        struct nib_norm_args         norm;
+        struct nib_kv_insert_args    kv_insert;
+        struct nib_compress_args     compress;
+        struct nib_q_rope_args       q_rope;
+        struct nib_index_select_args index;
+    } args;
+};
+#define NIB_CUDA_JOBS 6
+struct nib_cuda_jobs {
+    int32_t             n;
+    struct nib_cuda_job job[NIB_CUDA_JOBS];
+};
+
 /* Steps kept as graphs (record_cuda.c). */
 #define NIB_CUDA_RECORDS 48
 struct nib_cuda_record {
@@ -127,9 +149,26 @@ struct nib_stream {
     struct nib_cuda_moe_scratch moe;
     struct nib_cuda_sm100a_scratch sm100a;
     struct nib_cuda_records records;
+    struct nib_cuda_jobs jobs;   /* waiting */
+    struct nib_hc_post_args post; /* waiting too, for the hc_pre that follows (any/hc.cu) */
+    bool                 post_waits;
+    int32_t             *arrived; /* [n_rows_max] counts of blocks that meet, 0 between launches */
+    bool                 hold;   /* jobs that only push rows may wait on: the op under way does not touch what they read */
     cudaStream_t         side;   /* work beside the main queue, joined by events */
     cudaEvent_t          fork, join;
 };
+
+/* ---- Work that waits (any/row_jobs.cu) ---- */
+
+/* What must run before the next launch. nib_launch() calls it; so must whatever else enqueues work. */
+void nib_cuda_flush(struct nib_stream *s);
+/* The same, and nothing waits any more. */
+void nib_cuda_flush_all(struct nib_stream *s);
+void nib_cuda_hc_post_run(struct nib_stream *s);
+/* Whether something that waits has yet to read these rows. */
+bool nib_cuda_jobs_mind(const struct nib_stream *s, const struct nib_mat *written);
+/* Brings index queries of rows [first, first + n) to the form of their keys. */
+void nib_cuda_index_query(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n);
 
 /* Maps the result of a launch or call; clears it. Failures go to s->error with `what`. */
 enum nib_status nib_cuda_check(struct nib_stream *s, cudaError_t e, const char *what);
@@ -223,6 +262,10 @@ enum nib_status nib_cuda_sm100a_moe(struct nib_stream *s, const struct nib_moe_a
 /* Whether it takes these arguments; nib_cuda_attend does everything. */
 bool            nib_cuda_attend_mma_takes(const struct nib_attend_args *a);
 enum nib_status nib_cuda_attend_mma(struct nib_stream *s, const struct nib_attend_args *a);
+/* Up to this many rows a cluster of blocks shares each; more are another kernel variant, with its own order of sums. */
+#define NIB_CUDA_ATTEND_FEW 16
+/* For few rows (any/attend_cluster.cu); false, and nothing done, where a row may attend to more than a cluster takes. */
+bool            nib_cuda_attend_cluster(struct nib_stream *s, const struct nib_attend_args *a);
 /* Floats of one row's partial sums over one span. */
 int64_t         nib_cuda_attend_part_floats(int32_t n_heads);
 
@@ -231,6 +274,9 @@ int64_t         nib_cuda_attend_part_floats(int32_t n_heads);
 bool nib_cuda_index_mma_takes(const struct nib_index_select_args *a);
 /* Scores of rows [first, first + n) into s->score [n][n_entries]; queries are ready. */
 void nib_cuda_index_mma(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n, int64_t n_entries);
+
+/* Their selection (any/index_take.cu); false, and nothing done, where a row may see more than n_entries - 1 that it can hold. */
+bool nib_cuda_index_take(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n, int64_t n_entries);
 
 /* ---- Ops, one file a family ---- */
 

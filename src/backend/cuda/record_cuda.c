@@ -42,6 +42,7 @@ static enum nib_status replay(struct nib_stream *s, const struct nib_record_key 
     if (!record || !record->graph)
         return NIB_OK;
     *found = true;
+    nib_cuda_flush_all(s);
     record->used = ++s->records.clock;
     return nib_cuda_check(s, cudaGraphLaunch(record->graph, s->handle), "launching a step's graph");
 }
@@ -59,6 +60,7 @@ static bool begin(struct nib_stream *s, const struct nib_record_key *key)
         return false;
     }
     record->used = ++s->records.clock;
+    nib_cuda_flush_all(s);
     if (cudaStreamBeginCapture(s->handle, cudaStreamCaptureModeThreadLocal) == cudaSuccess)
         return true;
     (void)cudaGetLastError();
@@ -71,6 +73,7 @@ static enum nib_status end(struct nib_stream *s, const struct nib_record_key *ke
 {
     struct nib_cuda_record *record = find(&s->records, key);
     cudaGraph_t             graph = NULL;
+    nib_cuda_flush_all(s); /* what waits is part of the step */
     cudaError_t             e = cudaStreamEndCapture(s->handle, &graph);
     if (e == cudaSuccess && ok)
         e = cudaGraphInstantiate(&record->graph, graph, 0);

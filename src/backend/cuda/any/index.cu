@@ -1,10 +1,8 @@
-/* Which compressed entries a query attends to: the query brought to the form of its keys, scores of all visible entries in
+/* Which compressed entries a query attends to: scores of all visible entries in
  * fp32, and an exact selection by radix, in ascending order. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
-
-constexpr int kMaxRotary = 512;
 
 NIB_DEVICE int32_t visible_of(const struct nib_index_select_args &a, const struct nib_rows &rows, int64_t t)
 {
@@ -15,39 +13,6 @@ NIB_DEVICE int32_t visible_of(const struct nib_index_select_args &a, const struc
 NIB_DEVICE bool is_scored(const struct nib_index_select_args &a, int32_t visible)
 {
     return visible > a.top_k || a.scores.data;
-}
-
-/* Grid (heads, rows). */
-static __global__ void index_query(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first)
-{
-    nib_grid_start();
-    extern __shared__ float x[];
-    __shared__ float        angle[kMaxRotary];
-    int64_t                 t = first + (int64_t)blockIdx.y, col = (int64_t)blockIdx.x * a.dim;
-    bool                    bf16 = a.q.dtype == NIB_DTYPE_BF16;
-    if (!is_scored(a, visible_of(a, rows, t)))
-        return;
-    for (int32_t i = threadIdx.x; i < a.dim; i += blockDim.x)
-        x[i] = nib_mat_get(a.q, t, col + i);
-    nib_angles_block(a.rope, rows.pos[t] - rows.first_pos, angle);
-    nib_rotate_block(x, a.dim, a.rope.n_rot, angle);
-    for (int32_t i = threadIdx.x; bf16 && i < a.dim; i += blockDim.x)
-        x[i] = nib_bf16_rounded(x[i]);
-    __syncthreads();
-    if (a.keys.format == NIB_ROW_FP4) {
-        uint8_t *codes = (uint8_t *)(x + a.dim), *scales = codes + a.dim / 2;
-        nib_hadamard_block(x, a.dim);
-        for (int32_t i = threadIdx.x; bf16 && i < a.dim; i += blockDim.x)
-            x[i] = nib_bf16_rounded(x[i]);
-        __syncthreads();
-        nib_fp4_encode_block(x, a.dim, codes, scales);
-        __syncthreads();
-        for (int32_t i = threadIdx.x; i < a.dim; i += blockDim.x)
-            x[i] = nib_e2m1_value((uint32_t)codes[i / 2] >> (i % 2 * 4)) * nib_e8m0_value(scales[i / 32]);
-        __syncthreads();
-    }
-    for (int32_t i = threadIdx.x; i < a.dim; i += blockDim.x)
-        nib_mat_set(a.q, t, col + i, x[i]);
 }
 
 /* ---- Scores ---- */
@@ -183,7 +148,8 @@ NIB_DEVICE uint32_t radix_cut(const float *score, int32_t n, int32_t k, int32_t 
     return cut;
 }
 
-static __global__ void index_take(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first, const float *score,
+/* For more entries than registers hold (any/index_take.cu). */
+static __global__ void take_from_many(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first, const float *score,
                                   int64_t score_stride)
 {
     nib_grid_start();
@@ -219,7 +185,6 @@ enum nib_status nib_cuda_index_select(struct nib_stream *s, const struct nib_ind
     const struct nib_rows *rows = a->rows;
     int64_t                n_entries = s->dims.n_ctx_max / a->ratio + 1;
     int32_t                fit = (int32_t)((int64_t)s->n_score_rows * s->n_entries_max / n_entries), n;
-    size_t                 query = (size_t)a->dim * 5 + 16;
     size_t heads = (size_t)(a->n_heads + kScoreHeads - 1) / kScoreHeads * kScoreHeads;
     size_t score = ((size_t)a->dim * (kScoreEntries + 4) + (size_t)a->dim * heads + heads) * sizeof(float);
     fit = fit < 1 ? 1 : fit > 32768 ? 32768 : fit;
@@ -228,12 +193,13 @@ enum nib_status nib_cuda_index_select(struct nib_stream *s, const struct nib_ind
         n = rows->n_rows - first < fit ? rows->n_rows - first : fit;
         int64_t blocks = (n_entries + kScoreEntries - 1) / kScoreEntries, most = 8 * (int64_t)s->n_sms / n + 1;
         dim3    grid((unsigned)(blocks < most ? blocks : most), (unsigned)n);
-        nib_launch(s, index_query, dim3((unsigned)a->n_heads, (unsigned)n), 64, query, *a, *rows, first);
+        nib_cuda_index_query(s, a, first, n);
         if (nib_cuda_index_mma_takes(a))
             nib_cuda_index_mma(s, a, first, n, n_entries);
         else
             nib_launch(s, index_scores, grid, kScoreEntries, score, *a, *rows, first, s->score, n_entries);
-        nib_launch(s, index_take, (unsigned)n, kSelectThreads, 0, *a, *rows, first, s->score, n_entries);
+        if (!nib_cuda_index_take(s, a, first, n, n_entries))
+            nib_launch(s, take_from_many, (unsigned)n, kSelectThreads, 0, *a, *rows, first, s->score, n_entries);
     }
     return nib_cuda_check(s, cudaGetLastError(), "index_select");
 }

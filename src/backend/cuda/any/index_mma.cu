@@ -1,6 +1,6 @@
 /* Index scores on tensor cores, for dim 128 and operands that bf16 holds exactly: FP4 keys (whose queries are brought to FP4
  * too), or BF16 keys with bf16 queries. A block takes one query row and walks visible entries 64 at a time, 16 a warp: all
- * heads' products with one reading of the keys, then the weighted sum of their positive parts over heads. Products are
+ * heads' products with one reading of the keys, the next ones on their way, then the weighted sum of their positive parts over heads. Products are
  * exact, sums fp32. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/launch.cuh"
@@ -25,6 +25,30 @@ NIB_DEVICE uint4 fp4_key(const uint8_t *row, int c)
     return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
+constexpr int kEach = kEntries * (kDim / 8) / kThreads; /* groups of eight channels that a thread brings of a tile */
+
+/* Groups of eight channels of entries [base, base + kEntries): the addresses first, so that all reads are on their way together. */
+NIB_DEVICE void fetch_keys(const struct nib_index_select_args &a, const int32_t *page, int32_t base, int32_t visible, uint4 v[kEach])
+{
+    const uint8_t *row[kEach];
+    int            c = threadIdx.x % (kDim / 8);
+#pragma unroll
+    for (int i = 0; i < kEach; i++) {
+        int32_t e = base + (int32_t)threadIdx.x / (kDim / 8) + i * (kThreads / (kDim / 8));
+        row[i] = e < visible ? nib_store_at(a.keys, page, e) : NULL;
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; i++)
+        v[i] = !row[i] ? make_uint4(0, 0, 0, 0) : a.keys.format == NIB_ROW_FP4 ? fp4_key(row[i], c) : ((const uint4 *)row[i])[c];
+}
+
+NIB_DEVICE void keep_keys(uint16_t *keys, const uint4 v[kEach])
+{
+#pragma unroll
+    for (int i = 0; i < kEach; i++)
+        *(uint4 *)(keys + (threadIdx.x / (kDim / 8) + i * (kThreads / (kDim / 8))) * kRowHalves + threadIdx.x % (kDim / 8) * 8) = v[i];
+}
+
 static __global__ void __launch_bounds__(kThreads)
 index_scores_mma(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first, float *score, int64_t score_stride)
 {
@@ -39,7 +63,10 @@ index_scores_mma(const struct nib_index_select_args a, const struct nib_rows row
     uint16_t      *q = memory, *keys = memory + n_heads * kRowHalves;
     if ((visible <= a.top_k && !a.scores.data) || (int32_t)blockIdx.x * kEntries >= visible)
         return;
+    uint4 fetched[kEach];
+    fetch_keys(a, page, (int32_t)blockIdx.x * kEntries, visible, fetched);
     bool whole = bf16 && a.q.stride % 8 == 0 && (uintptr_t)a.q.data % 16 == 0;
+#pragma unroll 8
     for (int i = threadIdx.x; i < n_heads * (kDim / 8); i += kThreads) {
         int   h = i / (kDim / 8), c = i % (kDim / 8) * 8;
         uint4 v = make_uint4(0, 0, 0, 0);
@@ -59,16 +86,10 @@ index_scores_mma(const struct nib_index_select_args a, const struct nib_rows row
     }
     for (int32_t base = blockIdx.x * kEntries; base < visible; base += gridDim.x * kEntries) {
         __syncthreads();
-        for (int i = threadIdx.x; i < kEntries * (kDim / 8); i += kThreads) {
-            int   e = base + i / (kDim / 8), c = i % (kDim / 8);
-            uint4 v = make_uint4(0, 0, 0, 0);
-            if (e < visible) {
-                const uint8_t *row = nib_store_at(a.keys, page, e);
-                v = a.keys.format == NIB_ROW_FP4 ? fp4_key(row, c) : ((const uint4 *)row)[c];
-            }
-            *(uint4 *)(keys + i / (kDim / 8) * kRowHalves + c * 8) = v;
-        }
+        keep_keys(keys, fetched);
         __syncthreads();
+        if (base + (int32_t)gridDim.x * kEntries < visible) /* on their way while this tile is multiplied */
+            fetch_keys(a, page, base + (int32_t)gridDim.x * kEntries, visible, fetched);
         uint32_t key[kDim / 16][4];
 #pragma unroll
         for (int k = 0; k < kDim / 16; k++)

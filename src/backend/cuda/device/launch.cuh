@@ -27,21 +27,34 @@ static __device__ __forceinline__ void nib_grid_start(void)
     nib_grid_wait();
 }
 
-/* kernel<<<grid, threads, bytes, s->handle>>>(args) with that overlap. Errors stay with cudaGetLastError(). */
+/* Behind the work that waits, kernel<<<grid, threads, bytes, s->handle>>>(args) with that overlap, `cluster` blocks of a row of the
+ * grid together (1: no cluster). Errors stay with cudaGetLastError(). */
 template <typename... P, typename... A>
-static void nib_launch(const struct nib_stream *s, void (*kernel)(P...), dim3 grid, unsigned threads, size_t bytes, A... args)
+static void nib_launch_cluster(struct nib_stream *s, unsigned cluster, void (*kernel)(P...), dim3 grid, unsigned threads, size_t bytes,
+                               A... args)
 {
-    cudaLaunchAttribute overlap = {};
+    if (s->jobs.n > 0 || s->post_waits)
+        nib_cuda_flush(s);
+    cudaLaunchAttribute attribute[2] = {};
     cudaLaunchConfig_t  config = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[0].val.programmaticStreamSerializationAllowed = 1;
+    attribute[1].id = cudaLaunchAttributeClusterDimension;
+    attribute[1].val.clusterDim.x = cluster;
+    attribute[1].val.clusterDim.y = attribute[1].val.clusterDim.z = 1;
     config.gridDim = grid;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = bytes;
     config.stream = s->handle;
-    config.attrs = &overlap;
-    config.numAttrs = 1;
+    config.attrs = attribute;
+    config.numAttrs = cluster > 1 ? 2 : 1;
     (void)cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+template <typename... P, typename... A>
+static void nib_launch(struct nib_stream *s, void (*kernel)(P...), dim3 grid, unsigned threads, size_t bytes, A... args)
+{
+    nib_launch_cluster(s, 1, kernel, grid, threads, bytes, args...);
 }
 
 #endif

@@ -55,15 +55,20 @@ NIB_DEVICE void nib_mat_set8(const struct nib_mat &m, int64_t row, int64_t col, 
                                                     nib_pack_bf16x2(x[4], x[5]), nib_pack_bf16x2(x[6], x[7]));
 }
 
-/* x must be 16-byte aligned. */
+/* Columns [col, col + n) of a row; x must be 16-byte aligned. */
+NIB_DEVICE void nib_mat_load_part_block(const struct nib_mat &m, int64_t row, int64_t col, int32_t n, float *x)
+{
+    int32_t whole = nib_mat_by8(m) && col % 8 == 0 ? n / 8 * 8 : 0;
+    for (int32_t i = threadIdx.x * 8; i < whole; i += blockDim.x * 8)
+        nib_mat_get8(m, row, col + i, x + i);
+    for (int32_t i = whole + threadIdx.x; i < n; i += blockDim.x)
+        x[i] = nib_mat_get(m, row, col + i);
+    __syncthreads();
+}
+
 NIB_DEVICE void nib_mat_load_block(const struct nib_mat &m, int64_t row, int32_t n, float *x)
 {
-    int32_t whole = nib_mat_by8(m) ? n / 8 * 8 : 0;
-    for (int32_t i = threadIdx.x * 8; i < whole; i += blockDim.x * 8)
-        nib_mat_get8(m, row, i, x + i);
-    for (int32_t i = whole + threadIdx.x; i < n; i += blockDim.x)
-        x[i] = nib_mat_get(m, row, i);
-    __syncthreads();
+    nib_mat_load_part_block(m, row, 0, n, x);
 }
 
 /* ---- Parts ---- */

@@ -1,10 +1,9 @@
-/* The compressor: one block an entry that this step completes, one thread a few channels of it; then the step's last raw
- * rows into the ring. */
-#include "backend/cuda/cuda.h"
-#include "backend/cuda/device/launch.cuh"
-#include "backend/cuda/device/rows.cuh"
+/* Bodies of the compressor for a block of row_jobs.cu: the entry that a row completes, pooled with a thread for a few channels,
+ * and the step's last raw rows into the ring. */
+#ifndef NIB_CUDA_ROW_COMPRESS_CUH
+#define NIB_CUDA_ROW_COMPRESS_CUH
 
-constexpr int kMaxRotary = 512;
+#include "backend/cuda/device/row_norm.cuh"
 
 NIB_DEVICE float score_of_row(const struct nib_compress_args &a, const struct nib_rows &rows, int64_t t, int32_t channel)
 {
@@ -52,24 +51,9 @@ NIB_DEVICE float pool(const struct nib_compress_args &a, const struct nib_rows &
     return nan ? NAN : (float)(weighted / sum);
 }
 
-NIB_DEVICE void round_block(float *x, int32_t n, bool bf16)
+NIB_DEVICE void emit_entry(const struct nib_compress_args &a, const struct nib_rows &rows, int64_t t, float *x, struct row_buffers *b)
 {
-    if (!bf16)
-        return;
-    for (int32_t i = threadIdx.x; i < n; i += blockDim.x)
-        x[i] = nib_bf16_rounded(x[i]);
-    __syncthreads();
-}
-
-static __global__ void emit_entries(const struct nib_compress_args a, const struct nib_rows rows)
-{
-    nib_grid_start();
-    extern __shared__ __align__(16) float x[];
-    __shared__ float        angle[kMaxRotary];
-    __shared__ double       buffer[32];
-    __shared__ uint32_t     max_buffer[32];
-    int64_t                 t = blockIdx.x;
-    int32_t                 pos = rows.pos[t], seq = rows.seq[t], e = pos / a.ratio, first = rows.seq_start[seq];
+    int32_t pos = rows.pos[t], seq = rows.seq[t], e = pos / a.ratio, first = rows.seq_start[seq];
     if ((pos + 1) % a.ratio != 0)
         return;
     struct source src = {first, rows.pos[first], rows.slot[seq]};
@@ -77,24 +61,22 @@ static __global__ void emit_entries(const struct nib_compress_args a, const stru
         x[j] = pool(a, rows, src, e, j);
     __syncthreads();
     round_block(x, a.width, a.round_bf16);
-    nib_rms_norm_block(x, a.norm_weight, a.width, a.eps, buffer);
+    nib_rms_norm_block(x, a.norm_weight, a.width, a.eps, b->sum);
     round_block(x, a.width, a.round_bf16);
-    nib_angles_block(a.rope, e * a.ratio - rows.first_pos, angle);
-    nib_rotate_block(x, a.width, a.rope.n_rot, angle);
+    nib_angles_block(a.rope, e * a.ratio - rows.first_pos, b->angle);
+    nib_rotate_block(x, a.width, a.rope.n_rot, b->angle);
     round_block(x, a.width, a.round_bf16);
     if (a.hadamard) {
         nib_hadamard_block(x, a.width);
         round_block(x, a.width, a.round_bf16);
     }
     uint8_t *row = nib_store_at(a.entries, rows.entry_page + seq * rows.page_stride, e);
-    nib_kv_encode_block(a.entries.format, x, a.width, a.rope.n_rot, row, a.entries.row_bytes, max_buffer);
+    nib_kv_encode_block(a.entries.format, x, a.width, a.rope.n_rot, row, a.entries.row_bytes, b->most);
 }
 
 /* Only after every entry has read the older rows; no two of a sequence's last n_ring rows share a ring row. */
-static __global__ void push_rows(const struct nib_compress_args a, const struct nib_rows rows)
+NIB_DEVICE void push_row(const struct nib_compress_args &a, const struct nib_rows &rows, int64_t t)
 {
-    nib_grid_start();
-    int64_t t = blockIdx.x;
     int32_t seq = rows.seq[t], n = a.kv.cols;
     if (rows.seq_start[seq + 1] - t > a.frontier.n_ring)
         return;
@@ -105,12 +87,4 @@ static __global__ void push_rows(const struct nib_compress_args a, const struct 
     }
 }
 
-enum nib_status nib_cuda_compress(struct nib_stream *s, const struct nib_compress_args *a)
-{
-    unsigned n = (unsigned)a->rows->n_rows;
-    if (n == 0)
-        return NIB_OK;
-    nib_launch(s, emit_entries, n, 256, (size_t)a->width * sizeof(float), *a, *a->rows);
-    nib_launch(s, push_rows, n, 256, 0, *a, *a->rows);
-    return nib_cuda_check(s, cudaGetLastError(), "compress");
-}
+#endif

@@ -1,0 +1,60 @@
+/* Blocks that run together as a cluster and read each other's shared memory. */
+#ifndef NIB_CUDA_CLUSTER_CUH
+#define NIB_CUDA_CLUSTER_CUH
+
+#include "backend/cuda/device/numbers.cuh"
+
+NIB_DEVICE uint32_t nib_cluster_rank(void)
+{
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+
+NIB_DEVICE uint32_t nib_cluster_size(void)
+{
+    uint32_t n;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+    return n;
+}
+
+/* All threads of all its blocks; what they wrote before is visible behind it. */
+NIB_DEVICE void nib_cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* Address p of this block's shared memory, in block `rank`. */
+NIB_DEVICE uint32_t nib_cluster_at(const void *p, uint32_t rank)
+{
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(p), there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+
+/* What stands there. */
+NIB_DEVICE int32_t nib_cluster_load(const int32_t *p, uint32_t rank)
+{
+    uint32_t there = nib_cluster_at(p, rank);
+    int32_t  v;
+    asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(v) : "r"(there) : "memory");
+    return v;
+}
+
+NIB_DEVICE float nib_cluster_load_f32(const float *p, uint32_t rank)
+{
+    uint32_t there = nib_cluster_at(p, rank);
+    float    v;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there) : "memory");
+    return v;
+}
+
+/* 16 bytes, aligned so. */
+NIB_DEVICE void nib_cluster_load_f32x4(const float *p, uint32_t rank, float v[4])
+{
+    uint32_t there = nib_cluster_at(p, rank);
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(there) : "memory");
+}
+
+#endif
