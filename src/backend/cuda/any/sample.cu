@@ -1,4 +1,4 @@
-/* Drawing the next token, one block a row. Cuts are thresholds on ordered bits, found by bisection, so nothing is sorted;
+/* Drawing the next token: many blocks a row find its largest logit and the sum of its softmax, then one block a row draws. Cuts are thresholds on ordered bits, found by bisection, so nothing is sorted;
  * sums run over fixed shares of the vocabulary in fp64 and are then added in order. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/launch.cuh"
@@ -164,8 +164,6 @@ NIB_DEVICE int32_t sample_row(const struct nib_sample_args &a, int64_t t, const 
 {
     const struct nib_sample_row row = a.row[t];
     const float                *logits = (const float *)a.logits.data + t * a.logits.stride;
-    if (row.temperature < 1e-5f && row.history_count == 0)
-        return largest(logits, d.n, d.buffer, index);
     for (int32_t i = threadIdx.x; i < d.n; i += kThreads)
         d.z[i] = (double)logits[i];
     __syncthreads();
@@ -194,37 +192,110 @@ NIB_DEVICE int32_t sample_row(const struct nib_sample_args &a, int64_t t, const 
     return draw_token(d, (double)row.uniform, index);
 }
 
-static __global__ void __launch_bounds__(kThreads) sample_rows(const struct nib_sample_args a, int32_t first, double *scratch)
+/* ---- Over the whole row ---- */
+
+constexpr int kSliceThreads = 256, kSlicesMost = 64, kSliceLeast = 512;
+
+/* One share of a row's logits. Two doubles' worth, so that a row's slices fit where its draw will keep its values. */
+struct slice {
+    double  sum;  /* of exp(logit - most) */
+    float   most;
+    int32_t best; /* first place of `most`; kNothing: no finite logit, kBad: a NaN or +Inf */
+};
+constexpr int32_t kNothing = -1, kBad = -2;
+
+/* Grid (slices, rows). */
+static __global__ void __launch_bounds__(kSliceThreads)
+sample_slices(const struct nib_sample_args a, int32_t first, int32_t length, double *scratch)
 {
     nib_grid_start();
-    __shared__ double  buffer[kThreads];
-    __shared__ int32_t index[kThreads];
-    int64_t            t = first + (int64_t)blockIdx.x;
-    int32_t            n = a.logits.cols;
-    const float       *logits = (const float *)a.logits.data + t * a.logits.stride;
-    struct draw        d = {n, scratch + (int64_t)blockIdx.x * 2 * n, scratch + (int64_t)blockIdx.x * 2 * n + n, buffer};
-    bool               bad = false, any = false;
-#pragma unroll 8
-    for (int32_t i = threadIdx.x; i < n; i += kThreads) {
+    __shared__ double buffer[32];
+    __shared__ float  warp_most[kSliceThreads / 32];
+    __shared__ int    warp_best[kSliceThreads / 32];
+    int32_t           n = a.logits.cols, begin = (int32_t)blockIdx.x * length, end = min(begin + length, n), best = kNothing;
+    const float      *logits = (const float *)a.logits.data + (first + (int64_t)blockIdx.y) * a.logits.stride;
+    bool              bad = false;
+    float             most = -INFINITY;
+#pragma unroll 4
+    for (int32_t i = begin + threadIdx.x; i < end; i += kSliceThreads) {
         float v = logits[i];
         bad |= isnan(v) || v == INFINITY;
-        any |= nib_is_finite(v);
+        if (nib_is_finite(v) && (best == kNothing || v > most)) {
+            most = v;
+            best = i;
+        }
+    }
+    for (int offset = 16; offset > 0; offset /= 2) {
+        float   other = __shfl_xor_sync(~0u, most, offset);
+        int32_t place = __shfl_xor_sync(~0u, best, offset);
+        if (place >= 0 && (best < 0 || other > most || (other == most && place < best))) {
+            most = other;
+            best = place;
+        }
+    }
+    if (threadIdx.x % 32 == 0) {
+        warp_most[threadIdx.x / 32] = most;
+        warp_best[threadIdx.x / 32] = best;
     }
     bad = __syncthreads_or(bad);
-    any = __syncthreads_or(any);
-    if (threadIdx.x == 0) {
-        a.token[t] = -1;
-        a.logprob[t] = NAN;
-    }
-    if (bad || !any)
-        return;
-    double most = (double)logits[largest(logits, n, buffer, index)], sum = 0;
-#pragma unroll 4
-    for (int32_t i = threadIdx.x; i < n; i += kThreads)
-        sum += exp((double)logits[i] - most);
+    most = -INFINITY;
+    best = kNothing;
+    for (int w = 0; w < kSliceThreads / 32; w++)
+        if (warp_best[w] >= 0 && (best < 0 || warp_most[w] > most || (warp_most[w] == most && warp_best[w] < best))) {
+            most = warp_most[w];
+            best = warp_best[w];
+        }
+    double sum = 0;
+    for (int32_t i = begin + threadIdx.x; best >= 0 && i < end; i += kSliceThreads)
+        sum += exp((double)logits[i] - (double)most);
     sum = nib_block_sum_f64(sum, buffer);
-    int32_t token = sample_row(a, t, d, index);
     if (threadIdx.x == 0) {
+        struct slice *out = (struct slice *)(scratch + (int64_t)blockIdx.y * 2 * n) + blockIdx.x;
+        out->sum = sum;
+        out->most = most;
+        out->best = bad ? kBad : best;
+    }
+}
+
+/* A row's slices as one; *sum: of exp(logit - most). */
+NIB_DEVICE int32_t whole_row(const struct slice *part, int32_t n_slices, double *sum, double *most)
+{
+    int32_t best = kNothing;
+    float   top = -INFINITY;
+    *sum = 0;
+    for (int32_t i = 0; i < n_slices; i++) {
+        if (part[i].best == kBad)
+            return kBad;
+        if (part[i].best >= 0 && (best < 0 || part[i].most > top)) {
+            top = part[i].most;
+            best = part[i].best;
+        }
+    }
+    *most = (double)top;
+    for (int32_t i = 0; i < n_slices && best >= 0; i++)
+        *sum += part[i].best >= 0 ? part[i].sum * exp((double)part[i].most - (double)top) : 0;
+    return best;
+}
+
+static __global__ void __launch_bounds__(kThreads)
+sample_rows(const struct nib_sample_args a, int32_t first, int32_t n_slices, double *scratch)
+{
+    nib_grid_start();
+    __shared__ double       buffer[kThreads];
+    __shared__ int32_t      index[kThreads];
+    __shared__ struct slice part[kSlicesMost];
+    int64_t                 t = first + (int64_t)blockIdx.x;
+    int32_t                 n = a.logits.cols;
+    struct draw             d = {n, scratch + (int64_t)blockIdx.x * 2 * n, scratch + (int64_t)blockIdx.x * 2 * n + n, buffer};
+    double                  sum, most;
+    if ((int32_t)threadIdx.x < n_slices)
+        part[threadIdx.x] = ((const struct slice *)d.z)[threadIdx.x];
+    __syncthreads();
+    int32_t best = whole_row(part, n_slices, &sum, &most);
+    bool    plain = a.row[t].temperature < 1e-5f && a.row[t].history_count == 0;
+    int32_t token = best < 0 ? -1 : plain ? best : sample_row(a, t, d, index);
+    if (threadIdx.x == 0) {
+        const float *logits = (const float *)a.logits.data + t * a.logits.stride;
         a.token[t] = token;
         a.logprob[t] = token < 0 ? NAN : (float)((double)logits[token] - most - log(sum));
     }
@@ -232,10 +303,13 @@ static __global__ void __launch_bounds__(kThreads) sample_rows(const struct nib_
 
 enum nib_status nib_cuda_sample(struct nib_stream *s, const struct nib_sample_args *a)
 {
-    int32_t n;
+    int32_t vocab = a->logits.cols, n_slices = (vocab + kSliceLeast - 1) / kSliceLeast, n;
+    n_slices = n_slices < kSlicesMost ? n_slices : kSlicesMost;
+    int32_t length = (vocab + n_slices - 1) / n_slices;
     for (int32_t first = 0; first < a->n; first += n) {
         n = a->n - first < s->n_sample_rows ? a->n - first : s->n_sample_rows;
-        nib_launch(s, sample_rows, (unsigned)n, kThreads, 0, *a, first, s->sample);
+        nib_launch(s, sample_slices, dim3((unsigned)n_slices, (unsigned)n), kSliceThreads, 0, *a, first, length, s->sample);
+        nib_launch(s, sample_rows, (unsigned)n, kThreads, 0, *a, first, n_slices, s->sample);
     }
     return nib_cuda_check(s, cudaGetLastError(), "sample");
 }
