@@ -5,32 +5,11 @@
  * of the output. The running maximum starts at the sink, whose weight is 1. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/launch.cuh"
-#include "backend/cuda/device/rows.cuh"
+#include "backend/cuda/device/attended.cuh"
 
 constexpr int kHeads = 8, kTile = 32;
 constexpr int kQuads = 8; /* output channels of a lane / 4: head_dim up to 1024 */
 constexpr int kMaxRotary = 512;
-
-struct attended {
-    int32_t        first, n_window, n;
-    const int32_t *selected, *window_page, *entry_page;
-};
-
-NIB_DEVICE struct attended attended_by(const struct nib_attend_args &a, const struct nib_rows &rows, int64_t t)
-{
-    struct attended at = {};
-    int32_t         pos = rows.pos[t];
-    int64_t         pages = rows.seq[t] * rows.page_stride;
-    at.first = max(rows.first_pos, pos - a.n_window + 1);
-    at.n_window = at.n = pos - at.first + 1;
-    at.window_page = rows.window_page + pages;
-    if (a.ratio > 0) {
-        at.entry_page = rows.entry_page + pages;
-        at.selected = a.selected ? a.selected + t * a.top_k : NULL;
-        at.n += a.selected ? a.n_selected[t] : (pos + 1) / a.ratio;
-    }
-    return at;
-}
 
 static __global__ void __launch_bounds__(32 * kHeads) attend_rows(const struct nib_attend_args a, const struct nib_rows rows)
 {
@@ -41,7 +20,7 @@ static __global__ void __launch_bounds__(32 * kHeads) attend_rows(const struct n
     int                      d = a.head_dim, d4 = (d + 3) / 4, lane = threadIdx.x % 32, h = blockIdx.x * kHeads + threadIdx.x / 32;
     int                      stride = d4 * 4 + 4; /* of a row, floats: 16 bytes of padding keep the lanes' reads apart */
     float                   *kv = (float *)memory, *q = kv + kTile * stride + threadIdx.x / 32 * d4 * 4;
-    struct attended          at = attended_by(a, rows, t);
+    struct nib_attended          at = nib_attended_by(a, rows, t);
     nib_angles_block(a.rope, rows.pos[t] - rows.first_pos, angle);
     for (int i = lane; i < d4 * 4; i += 32)
         q[i] = h < a.n_heads && i < d ? nib_mat_get(a.q, t, (int64_t)h * d + i) : 0;
@@ -51,15 +30,14 @@ static __global__ void __launch_bounds__(32 * kHeads) attend_rows(const struct n
     for (int32_t base = 0; base < at.n; base += kTile) {
         __syncthreads();
         for (int r = threadIdx.x / 32; r < kTile; r += kHeads) {
-            int32_t j = base + r, e = j - at.n_window;
+            int32_t j = base + r;
             if (j >= at.n) {
                 for (int i = lane; i < d4 * 4; i += 32)
                     kv[r * stride + i] = 0;
                 continue;
             }
-            const struct nib_store &store = e < 0 ? a.window : a.entries;
-            const uint8_t *row = e < 0 ? nib_store_at(store, at.window_page, at.first + j)
-                                       : nib_store_at(store, at.entry_page, at.selected ? at.selected[e] : e);
+            const struct nib_store &store = j < at.n_window ? a.window : a.entries;
+            const uint8_t          *row = nib_attended_row(a, at, j);
             for (int i = lane; i < d4 * 4; i += 32)
                 kv[r * stride + i] = i < d ? nib_kv_get(store.format, row, d, a.rope.n_rot, i) : 0;
         }

@@ -8,11 +8,11 @@
  *
  * Bytes: each attended row once per 64 heads. Work: 4 * 512 multiply-adds per head and row, half of it again for the second
  * part of p. */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/attend_cuda.h"
 #include "backend/cuda/device/launch.cuh"
-#include "backend/cuda/device/rows.cuh"
+#include "backend/cuda/device/attended.cuh"
 
-constexpr int kD = 512, kRot = 64, kNope = kD - kRot;
+constexpr int kD = kAttendDim, kRot = kAttendRot, kNope = kAttendNope;
 constexpr int kHeads = 64, kTile = 32, kThreads = 256, kWarps = kThreads / 32;
 constexpr int kRowHalves = kD + 8; /* 16 bytes of padding: the eight rows of an ldmatrix fall into different banks */
 constexpr int kPHalves = kTile + 8;
@@ -28,86 +28,11 @@ struct shared {
 };
 static_assert(sizeof(struct shared) <= 227 * 1024, "a block's memory must fit");
 
-struct attended {
-    int32_t        first, n_window, n;
-    const int32_t *selected, *window_page, *entry_page;
-};
-
-NIB_DEVICE struct attended attended_by(const struct nib_attend_args &a, const struct nib_rows &rows, int64_t t)
-{
-    struct attended at = {};
-    int32_t         pos = rows.pos[t];
-    int64_t         pages = rows.seq[t] * rows.page_stride;
-    at.first = max(rows.first_pos, pos - a.n_window + 1);
-    at.n_window = at.n = pos - at.first + 1;
-    at.window_page = rows.window_page + pages;
-    if (a.ratio > 0) {
-        at.entry_page = rows.entry_page + pages;
-        at.selected = a.selected ? a.selected + t * a.top_k : NULL;
-        at.n += a.selected ? a.n_selected[t] : (pos + 1) / a.ratio;
-    }
-    return at;
-}
-
-NIB_DEVICE void ldmatrix_x4(uint32_t r[4], const uint16_t *p)
-{
-    uint32_t a = (uint32_t)__cvta_generic_to_shared(p);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a));
-}
-
-NIB_DEVICE void ldmatrix_x4_trans(uint32_t r[4], const uint16_t *p)
-{
-    uint32_t a = (uint32_t)__cvta_generic_to_shared(p);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(a));
-}
-
-/* ---- Rows to shared memory: a warp a row ---- */
-
-/* e4m3 byte times a power of two, exact. */
-NIB_DEVICE float fp8_value(uint32_t code, float scale)
-{
-    return __uint_as_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f * scale;
-}
-
-NIB_DEVICE void load_fp8_row(const uint8_t *row, uint16_t *to, int lane)
-{
-    for (int i = lane; i < kNope / 8; i += 32) {
-        uint2 c = ((const uint2 *)row)[i];
-        float scale = nib_e8m0_value(row[kNope + 2 * kRot + i / 8]);
-        uint4 v;
-        v.x = nib_pack_bf16x2(fp8_value(c.x & 255, scale), fp8_value(c.x >> 8 & 255, scale));
-        v.y = nib_pack_bf16x2(fp8_value(c.x >> 16 & 255, scale), fp8_value(c.x >> 24, scale));
-        v.z = nib_pack_bf16x2(fp8_value(c.y & 255, scale), fp8_value(c.y >> 8 & 255, scale));
-        v.w = nib_pack_bf16x2(fp8_value(c.y >> 16 & 255, scale), fp8_value(c.y >> 24, scale));
-        ((uint4 *)to)[i] = v;
-    }
-    for (int i = lane; i < kRot / 2; i += 32)
-        ((uint32_t *)(to + kNope))[i] = ((const uint32_t *)(row + kNope))[i];
-}
-
-NIB_DEVICE void load_nvfp4_row(const uint8_t *row, uint16_t *to, float *row_scale, int lane)
-{
-    constexpr int g_at = kNope / 2 + kNope / 16;
-    for (int i = lane; i < kNope / 8; i += 32) {
-        uint32_t c = ((const uint32_t *)row)[i], v[4];
-        float    scale = nib_e4m3_value(row[kNope / 2 + i / 2]);
-        for (int k = 0; k < 4; k++)
-            v[k] = nib_pack_bf16x2(nib_e2m1_value(c >> 8 * k) * scale, nib_e2m1_value(c >> (8 * k + 4)) * scale);
-        ((uint4 *)to)[i] = make_uint4(v[0], v[1], v[2], v[3]);
-    }
-    for (int i = lane; i < kRot / 2; i += 32)
-        ((uint32_t *)(to + kNope))[i] = ((const uint32_t *)(row + g_at + 4))[i];
-    if (lane == 0)
-        *row_scale = *(const float *)(row + g_at);
-}
-
-template <int format> NIB_DEVICE void load_tile(const struct nib_attend_args &a, const struct attended &at, int32_t base, struct shared *m)
+template <int format> NIB_DEVICE void load_tile(const struct nib_attend_args &a, const struct nib_attended &at, int32_t base, struct shared *m)
 {
     int lane = threadIdx.x % 32;
     for (int r = threadIdx.x / 32; r < kTile; r += kWarps) {
-        int32_t   j = base + r, e = j - at.n_window;
+        int32_t   j = base + r;
         uint16_t *to = m->kv[r];
         if (j >= at.n) {
             for (int i = lane; i < kD / 8; i += 32)
@@ -116,12 +41,11 @@ template <int format> NIB_DEVICE void load_tile(const struct nib_attend_args &a,
                 m->row_scale[r] = 0;
             continue;
         }
-        const uint8_t *row = e < 0 ? nib_store_at(a.window, at.window_page, at.first + j)
-                                   : nib_store_at(a.entries, at.entry_page, at.selected ? at.selected[e] : e);
+        const uint8_t *row = nib_attended_row(a, at, j);
         if (format == NIB_ROW_FP8) {
-            load_fp8_row(row, to, lane);
+            nib_attend_load_fp8(row, to, lane);
         } else if (format == NIB_ROW_NVFP4) {
-            load_nvfp4_row(row, to, &m->row_scale[r], lane);
+            nib_attend_load_nvfp4(row, to, &m->row_scale[r], lane);
         } else {
             for (int i = lane; i < kD / 8; i += 32)
                 ((uint4 *)to)[i] = ((const uint4 *)row)[i];
@@ -143,8 +67,8 @@ template <int format> NIB_DEVICE void score_tile(struct shared *m, float scale, 
 #pragma unroll 4
     for (int k = 0; k < kD; k += 16) {
         uint32_t a[4], b[4];
-        ldmatrix_x4(a, &m->q[h + lane % 16][k + lane / 16 * 8]);
-        ldmatrix_x4(b, &m->kv[r + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+        nib_ldmatrix_x4(a, &m->q[h + lane % 16][k + lane / 16 * 8]);
+        nib_ldmatrix_x4(b, &m->kv[r + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
         if (format == NIB_ROW_NVFP4 && k == kNope)
             for (int nt = 0; nt < 2; nt++)
                 for (int c = 0; c < 4; c++)
@@ -209,15 +133,15 @@ template <int format> NIB_DEVICE void add_tile(struct shared *m, float o[32][4])
     for (int k = 0; k < kTile; k += 16) {
         uint32_t a[2][4], plain[2][4];
         for (int part = 0; part < 2; part++) {
-            ldmatrix_x4(a[part], &m->p[format == NIB_ROW_NVFP4][part][h + lane % 16][k + lane / 16 * 8]);
+            nib_ldmatrix_x4(a[part], &m->p[format == NIB_ROW_NVFP4][part][h + lane % 16][k + lane / 16 * 8]);
             if (format == NIB_ROW_NVFP4)
-                ldmatrix_x4(plain[part], &m->p[0][part][h + lane % 16][k + lane / 16 * 8]);
+                nib_ldmatrix_x4(plain[part], &m->p[0][part][h + lane % 16][k + lane / 16 * 8]);
         }
 #pragma unroll
         for (int nt = 0; nt < 32; nt += 2) {
             uint32_t b[4];
             bool     rotary = format == NIB_ROW_NVFP4 && c0 + nt * 8 >= kNope;
-            ldmatrix_x4_trans(b, &m->kv[k + lane % 16][c0 + nt * 8 + lane / 16 * 8]);
+            nib_ldmatrix_x4_trans(b, &m->kv[k + lane % 16][c0 + nt * 8 + lane / 16 * 8]);
 #pragma unroll
             for (int part = 0; part < 2; part++) {
                 if (rotary) {
@@ -248,7 +172,7 @@ attend_spans(const struct nib_attend_args a, const struct nib_rows rows, const s
     extern __shared__ __align__(16) uint8_t memory[];
     struct shared  *m = (struct shared *)memory;
     int64_t         t = sp.first_row + (int64_t)blockIdx.z;
-    struct attended at = attended_by(a, rows, t);
+    struct nib_attended at = nib_attended_by(a, rows, t);
     int32_t         begin = blockIdx.x * sp.span_rows, end = min(begin + sp.span_rows, at.n), h0 = blockIdx.y * kHeads;
     if (begin >= at.n)
         return;
@@ -263,7 +187,7 @@ attend_spans(const struct nib_attend_args a, const struct nib_rows rows, const s
     }
     float o[32][4] = {};
     for (int32_t base = begin; base < end; base += kTile) {
-        struct attended upto = at;
+        struct nib_attended upto = at;
         upto.n = end;
         __syncthreads();
         load_tile<format>(a, upto, base, m);
@@ -294,7 +218,7 @@ static __global__ void add_spans(const struct nib_attend_args a, const struct ni
 {
     nib_grid_start();
     int64_t      t = sp.first_row + (int64_t)blockIdx.y;
-    int32_t           h = blockIdx.x, c = threadIdx.x * 4, n = (attended_by(a, rows, t).n + sp.span_rows - 1) / sp.span_rows;
+    int32_t           h = blockIdx.x, c = threadIdx.x * 4, n = (nib_attended_by(a, rows, t).n + sp.span_rows - 1) / sp.span_rows;
     const float      *part = sp.part + ((int64_t)blockIdx.y * sp.n_spans * sp.n_heads + h) * kPartFloats;
     int64_t           next = (int64_t)sp.n_heads * kPartFloats;
     float             most = a.sink[h];
@@ -360,8 +284,15 @@ static struct spans spans_for(const struct nib_stream *s, const struct nib_atten
 
 enum nib_status nib_cuda_attend_mma(struct nib_stream *s, const struct nib_attend_args *a)
 {
-    int32_t      n, n_rows = a->rows->n_rows;
-    struct spans sp = spans_for(s, a, n_rows > 64);
+    int32_t n, n_rows = a->rows->n_rows;
+    bool    few = n_rows <= NIB_CUDA_ATTEND_FEW;
+    if (few && nib_cuda_attend_cluster(s, a))
+        return nib_cuda_check(s, cudaGetLastError(), "attend");
+#ifdef NIB_CUDA_SM90A
+    if (!few && nib_cuda_attend_wide(s, a))
+        return nib_cuda_check(s, cudaGetLastError(), "attend");
+#endif
+    struct spans sp = spans_for(s, a, !few);
     int64_t      fit = s->n_attend_max / (nib_cuda_attend_part_floats(a->n_heads) * sp.n_spans);
     fit = fit < 1 ? 1 : fit > 32768 ? 32768 : fit;
     for (int32_t first = 0; first < n_rows; first += n) {

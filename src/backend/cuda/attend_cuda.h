@@ -1,0 +1,17 @@
+/* Attention kernels of one architecture. */
+#ifndef NIB_ATTEND_CUDA_H
+#define NIB_ATTEND_CUDA_H
+
+#include "backend/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Many bf16 rows on Hopper (sm90a/attend_sm90a.cu); false, and nothing done, for what it does not take. */
+bool nib_cuda_attend_wide(struct nib_stream *s, const struct nib_attend_args *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
