@@ -59,6 +59,7 @@ struct bench_result {
     struct nib_options    engine; /* as resolved */
     struct nib_machine    machine;
     bool                  raised; /* the machine's limits, to what a step did */
+    bool                  is_device; /* steps run there as a whole: neither its limits nor its ops' times are known */
     struct bench_row     *row;
     int                   n_rows;
     struct bench_outside *outside;
@@ -90,7 +91,7 @@ int bench_measure(const struct bench_options *o, struct nib_engine *e, int32_t v
                   struct bench_result *result);
 
 /* How near a row came to what the machine can do, at most 1: the time that the limiting one of bytes and operations
- * takes at least, over the time it took. */
+ * takes at least, over the time it took. 0 where the limits are not known. */
 double bench_share(const struct nib_machine *m, const struct bench_row *r, bool *by_bytes);
 
 /* Make sure that no share is above 1: measure the machine again where one is, and if that does not help, believe the

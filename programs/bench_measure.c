@@ -2,6 +2,7 @@
  * fastest counts. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "bench.h"
 #include "cli.h"
@@ -14,6 +15,7 @@ enum { N_LEAST = 3, N_MOST = 2000 };
 struct setting {
     struct nib_engine       *engine;
     const struct bench_case *c;
+    bool                     is_device;
     struct nib_seq         **seq;
     int32_t                 *token, *start, *wanted;
     float                   *logits;
@@ -61,11 +63,26 @@ static int open_setting(struct setting *s, struct nib_engine *e, int32_t vocab, 
     return status == NIB_OK ? CLI_OK : session_fail(status, &err);
 }
 
+/* A step as a server runs it: looking at single ops would make a device wait for each. */
+static enum nib_status whole_step(struct setting *s, struct nib_profile *out, struct nib_error *err)
+{
+    struct timespec begin, end;
+
+    *out = (struct nib_profile){0};
+    (void)clock_gettime(CLOCK_MONOTONIC, &begin);
+    const enum nib_status status = nib_step(s->engine, &s->batch, s->logits, NULL, err);
+    (void)clock_gettime(CLOCK_MONOTONIC, &end);
+    out->seconds = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+    return status;
+}
+
 /* One step, taken back. */
 static int step(struct setting *s, bool count, struct nib_profile *out)
 {
     struct nib_error err = {0};
-    enum nib_status  status = nib_step_profile(s->engine, &s->batch, s->logits, count, out, &err);
+    enum nib_status  status = s->is_device && !count
+                                  ? whole_step(s, out, &err)
+                                  : nib_step_profile(s->engine, &s->batch, s->logits, count, out, &err);
 
     for (int32_t i = 0; i < s->c->batch && status == NIB_OK; i++)
         status = nib_seq_truncate(s->seq[i], s->c->n_held);
@@ -145,7 +162,7 @@ static int add_parts(const struct bench_options *o, const struct bench_case *c, 
     for (int part = BENCH_LAYERS; part <= BENCH_ALL && code == CLI_OK; part++) {
         struct bench_row row = {.phase = c->phase, .part = (enum bench_part)part, .context = c->context,
                                 .batch = c->batch, .n_tokens = c->n_rows, .n_calls = 1, .seconds = seconds[part]};
-        if (o->part != BENCH_EVERY_PART && o->part != part)
+        if (result->is_device ? part != BENCH_ALL : o->part != BENCH_EVERY_PART && o->part != part)
             continue;
         for (int32_t i = 0; i < counts->n_ops; i++) {
             const struct nib_profile_op *op = &counts->op[i];
@@ -198,6 +215,7 @@ int bench_measure(const struct bench_options *o, struct nib_engine *e, int32_t v
     struct best        best = {0};
 
     int code = open_setting(&s, e, vocab, c, o->part != BENCH_LAYERS);
+    s.is_device = result->is_device;
     if (code == CLI_OK)
         code = step(&s, true, &counts);
     if (code == CLI_OK)
@@ -207,13 +225,16 @@ int bench_measure(const struct bench_options *o, struct nib_engine *e, int32_t v
         code = add_parts(o, c, &counts, &best, result);
     if (code == CLI_OK && o->ops)
         code = add_ops(c, &counts, &best, result);
-    return code == CLI_OK ? add_outside(result, c, best.outside) : code;
+    return code == CLI_OK && !result->is_device ? add_outside(result, c, best.outside) : code;
 }
 
 /* ---- Shares ---- */
 
 double bench_share(const struct nib_machine *m, const struct bench_row *r, bool *by_bytes)
 {
+    *by_bytes = true;
+    if (m->read_gb_s == 0)
+        return 0;
     const double bytes = 1e-9 * (double)r->bytes / m->read_gb_s;
     const double ops = 1e-9 * ((double)r->fp32_ops / m->fp32_gflop_s + (double)r->int8_ops / m->int8_gop_s);
 
@@ -245,6 +266,8 @@ int bench_settle(struct bench_result *result)
     double              share;
     bool                by_bytes;
 
+    if (result->is_device)
+        return CLI_OK;
     /* Once more in any case: what else the machine did at the start may have stopped. */
     for (int i = 0; i < 4; i++) {
         if (i > 0 && !worst(result, &by_bytes, &share))

@@ -56,7 +56,10 @@ static void print_head(const struct bench_result *r)
         (void)printf(", activations %s", act[r->engine.act_quant]);
     if ((size_t)r->engine.kv < sizeof kv / sizeof kv[0])
         (void)printf(", context rows %s", kv[r->engine.kv]);
-    (void)printf("\n  machine  %.1f GB/s over %s, %.1f GFLOP/s fp32, %.1f GOP/s int8%s\n", m->read_gb_s,
+    if (r->is_device)
+        (void)printf("\n  machine  a device, whose limits are not measured here\n");
+    else
+        (void)printf("\n  machine  %.1f GB/s over %s, %.1f GFLOP/s fp32, %.1f GOP/s int8%s\n", m->read_gb_s,
                  output_bytes(bytes, m->read_bytes), m->fp32_gflop_s, m->int8_gop_s,
                  r->raised ? " (raised to what a step did)" : "");
     (void)printf("  context rows above 0 are random numbers, not a computed prompt\n\n");
@@ -71,7 +74,7 @@ static void print_row(const struct nib_machine *m, const struct bench_row *r)
     (void)printf("%-8s%-7s%8s%6d%12.1f%11.3f%12s%12s  %-6s%5.1f %%  %s\n", bench_phase_names[r->phase],
                  bench_part_names[r->part], context_text(context, r->context), r->batch, tokens_per_s(r),
                  1e3 * r->seconds, output_bytes(bytes, r->bytes), ops_text(ops, r->fp32_ops + r->int8_ops),
-                 by_bytes ? "bytes" : "ops", 100 * share, r->op ? r->op : "");
+                 share <= 0 ? "-" : by_bytes ? "bytes" : "ops", 100 * share, r->op ? r->op : "");
 }
 
 int bench_print_text(const struct bench_result *r)

@@ -136,13 +136,16 @@ static int measure_all(struct session *s, const struct bench_options *o, struct 
     int                n_cases = 0;
 
     int code = cases ? session_engine_options(s, 0, false, &options) : cli_fail_memory();
-    if (code == CLI_OK && strcmp(options.backend, "cuda") == 0)
-        code = cli_usage("--backend cuda: only the limits of processors are known here; wanted cpu or ref");
+    result->is_device = code == CLI_OK && strcmp(options.backend, "cuda") == 0;
+    if (result->is_device && (o->ops || o->part == BENCH_LAYERS || o->part == BENCH_HEAD))
+        code = cli_usage("--backend cuda: a step runs as a whole there; wanted no --ops, and --part all");
     if (code == CLI_OK && strcmp(options.backend, "auto") == 0)
         options.backend = "cpu";
     if (code == CLI_OK)
         code = bench_plan(o, s->model, &options, cases, &n_cases, result);
-    if (code == CLI_OK) {
+    if (code == CLI_OK && result->is_device)
+        code = open_engine(s, &options);
+    if (code == CLI_OK && !result->is_device) {
         /* What the smallest step reads: where it fits into a cache, so does the measured memory. */
         enum nib_status status =
             nib_machine_measure(options.n_threads, s->info->bytes_per_token, &result->machine, &err);
