@@ -51,7 +51,7 @@ void               bench_step_run(void *step);
 /* ---- bench_ops.c, bench_attend.c ---- */
 
 /* What every op of a decode step adds to its time, and how many kernels it is. */
-void bench_ops(const char *shape, int32_t n_ctx, int32_t n_seqs);
+void bench_ops(const char *shape, int32_t n_ctx);
 void bench_attend(void);
 void bench_index(void);
 

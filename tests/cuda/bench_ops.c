@@ -1,5 +1,6 @@
 /* Where a decode step's time goes: the step is timed with its first k ops only, for every k, so that the differences are
- * what each op adds where it stands, launches that overlap included, and sum up to the whole. Beside them the kernels. */
+ * what each op adds where it stands, launches that overlap included, and sum up to the whole. Beside them the kernels. Ops that wait to
+ * be launched with others count as part of the last of them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,21 +62,20 @@ static void run_counted(void *data)
                "sample");
 }
 
-void bench_ops(const char *shape, int32_t n_ctx, int32_t n_seqs)
+static void bench_batch(struct bench_model *m, const char *shape, int32_t n_ctx, int32_t n_seqs)
 {
-    const int          n_layers = 2;
-    struct bench_model m = bench_model_make(shape, n_layers, n_ctx, NIB_KV_BF16);
-    struct bench_step  step = bench_step_make(&m, n_seqs, n_ctx, 1);
-    double             before = 0, whole;
-    int                n_before = 0, n_kernels, n_ops;
+    struct bench_step step = bench_step_make(m, n_seqs, n_ctx, 1);
+    double            before = 0, whole;
+    int               n_before = 0, n_kernels, n_ops;
 
+    m->rank.ops = m->rank.api->ops;
     whole = bench_graph_seconds(bench_step_run, &step, &n_kernels);
-    m.rank.ops = &k_counted;
+    m->rank.ops = &k_counted;
     g_limit = N_OPS_MAX;
     run_counted(&step);
-    bench_done(m.rank.api->synchronise(g_stream), "step");
+    bench_done(m->rank.api->synchronise(g_stream), "step");
     n_ops = g_n;
-    printf("ops of a step, %s, %d layers (ratio 4, then 128), context %d, batch %d: %d kernels, %.1f us\n", shape, n_layers, n_ctx, n_seqs,
+    printf("ops of a step, %s, 2 layers (ratio 4, then 128), context %d, batch %d: %d kernels, %.1f us\n", shape, n_ctx, n_seqs,
            n_kernels, whole * 1e6);
     for (int k = 1; k <= n_ops; k++) {
         g_limit = k;
@@ -84,4 +84,11 @@ void bench_ops(const char *shape, int32_t n_ctx, int32_t n_seqs)
         before = seconds;
         n_before = n_kernels;
     }
+}
+
+void bench_ops(const char *shape, int32_t n_ctx)
+{
+    struct bench_model m = bench_model_make(shape, 2, n_ctx, NIB_KV_BF16);
+    for (int32_t n = 1; n <= 8; n *= 8)
+        bench_batch(&m, shape, n_ctx, n);
 }

@@ -74,6 +74,17 @@ def decoded(tensors):
     return out
 
 
+def with_stacked_experts(tensors, n_layers, n_experts):
+    """transformers keeps a layer's experts in two tensors: gate above up, and down."""
+    out = {k: v for k, v in tensors.items() if ".mlp.experts." not in k}
+    for layer in range(n_layers):
+        at = f"model.layers.{layer}.mlp.experts"
+        of = lambda e, which: tensors[f"{at}.{e}.{which}_proj.weight"]
+        out[f"{at}.gate_up_proj"] = torch.stack([torch.cat((of(e, "gate"), of(e, "up"))) for e in range(n_experts)])
+        out[f"{at}.down_proj"] = torch.stack([of(e, "down") for e in range(n_experts)])
+    return out
+
+
 def transformers_model(folder):
     import transformers
     from safetensors.torch import save_file
@@ -83,6 +94,7 @@ def transformers_model(folder):
     del config["quantization_config"]
     config["compress_ratios"] = config["compress_ratios"][: config["num_hidden_layers"]]
     config["num_nextn_predict_layers"] = 0
+    tensors = with_stacked_experts(tensors, config["num_hidden_layers"], config["n_routed_experts"])
     with tempfile.TemporaryDirectory() as place:
         save_file({k: v.contiguous() for k, v in tensors.items()}, f"{place}/model.safetensors", {"format": "pt"})
         Path(place, "config.json").write_text(json.dumps(config))
