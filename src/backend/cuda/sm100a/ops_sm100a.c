@@ -180,6 +180,7 @@ static enum nib_status launch(struct nib_stream *s, const void *kernel, dim3 gri
     if (bytes > SHARED_FREE)
         NIB_TRY(nib_cuda_check(s, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
                                what));
+    nib_cuda_flush(s); /* what waits to be launched comes first */
     return nib_cuda_check(s, cudaLaunchKernelExC(&config, kernel, params), what);
 }
 
