@@ -40,6 +40,7 @@ struct serve {
     struct nib_server            *engine; /* set before ready */
     enum nib_chat_profile         profile;
     const char                   *name, *dir;
+    const char                   *other_names; /* further names of the model, with commas between; may be empty */
     int32_t                       n_ctx, dsml_id, think_end_id;
     int64_t                       start_time; /* seconds since 1970 */
     char                        **keys; /* [n_keys] API keys; none: no key is asked for */

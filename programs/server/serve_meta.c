@@ -8,6 +8,17 @@
 extern const unsigned char serve_page_html[];
 extern const size_t        serve_page_html_bytes;
 
+static bool is_served(const struct serve *s, const char *name)
+{
+    const size_t n = strlen(name);
+    if (strcmp(name, s->name) == 0)
+        return true;
+    for (const char *at = s->other_names; n > 0 && at && *at; at += strcspn(at, ","), at += *at == ',')
+        if (strcspn(at, ",") == n && memcmp(at, name, n) == 0)
+            return true;
+    return false;
+}
+
 bool serve_check_model(struct exchange *x, const json_t *body, const char **name)
 {
     /* The hosted service's names: clients have them built in. */
@@ -16,7 +27,7 @@ bool serve_check_model(struct exchange *x, const json_t *body, const char **name
     *name = x->serve->name;
     if (!field_string(body, "model", name, &x->error))
         return false;
-    if (strcmp(*name, x->serve->name) == 0 || x->serve->settings->any_model)
+    if (is_served(x->serve, *name) || x->serve->settings->any_model)
         return true;
     for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
         if (strcmp(*name, aliases[i]) == 0)
@@ -27,23 +38,30 @@ bool serve_check_model(struct exchange *x, const json_t *body, const char **name
     return false;
 }
 
+static json_t *model_object(const struct serve *s, const char *name, size_t n)
+{
+    return json_pack("{s:s%, s:s, s:I, s:s, s:s, s:i}", "id", name, n, "object", "model", "created", (json_int_t)s->start_time,
+                     "owned_by", "nibble", "root", s->name, "max_model_len", (int)s->n_ctx);
+}
+
 /* The body holds what followed the path, if anything. */
 void serve_models(struct exchange *x)
 {
     const struct serve *s = x->serve;
-    json_t *model = json_pack("{s:s, s:s, s:I, s:s, s:s, s:i}", "id", s->name, "object", "model", "created",
-                              (json_int_t)s->start_time, "owned_by", "nibble", "root", s->name, "max_model_len", (int)s->n_ctx);
     if (x->body.n > 0 && strcmp(x->body.data, "/") != 0) {
-        if (strcmp(x->body.data, s->name) == 0) {
-            exchange_answer(x, model);
+        if (is_served(s, x->body.data)) {
+            exchange_answer(x, model_object(s, x->body.data, x->body.n));
             return;
         }
         (void)api_fail(&x->error, "model", "model_not_found", "the model '%.80s' is not served here", x->body.data);
         x->error.status = 404;
-        json_decref(model);
         return;
     }
-    exchange_answer(x, json_pack("{s:s, s:[o]}", "object", "list", "data", model));
+    json_t *models = json_array();
+    (void)json_array_append_new(models, model_object(s, s->name, strlen(s->name)));
+    for (const char *at = s->other_names; at && *at; at += strcspn(at, ","), at += *at == ',')
+        (void)json_array_append_new(models, model_object(s, at, strcspn(at, ",")));
+    exchange_answer(x, json_pack("{s:s, s:o}", "object", "list", "data", models));
 }
 
 void serve_health(struct exchange *x)

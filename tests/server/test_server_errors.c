@@ -161,7 +161,7 @@ static void test_paths(void **state)
         int         status;
     } cases[] = {
         {"GET", "/health", 200}, {"GET", "/v1/health", 200}, {"POST", "/ping", 200}, {"GET", "/version", 200}, {"GET", "/", 200},
-        {"GET", "/v1/models", 200}, {"GET", "/v1/models/", 200}, {"GET", "/v1/models/tiny-v4", 200}, {"GET", "/v1/models/other", 404},
+        {"GET", "/v1/models", 200}, {"GET", "/v1/models/", 200}, {"GET", "/v1/models/tiny-v4", 200}, {"GET", "/v1/models/other", 404}, {"GET", "/v1/models/other-name", 200}, {"GET", "/v1/models/name", 404},
         {"GET", "/v1/nothing", 404}, {"GET", "/v1/embeddings", 404}, {"GET", "/v1/chat/completions", 405}, {"POST", "/v1/models", 405},
         {"DELETE", "/health", 405}, {"OPTIONS", "/v1/models", 405}, {"GET", "/metrics", 200}, {"GET", "/beta/completions", 405}, {"HEAD", "/health", 200},
     };
@@ -178,6 +178,35 @@ static void test_paths(void **state)
     }
     struct reply r = rig_request(&g, "GET", "/v1/models", "X-Request-Id: my-own-id\r\n", NULL);
     assert_non_null(strstr(r.headers, "X-Request-Id: my-own-id"));
+    reply_free(&r);
+}
+
+/* A model of several names answers under the one that was asked for. */
+static void test_names(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"tiny-v4", "other-name", "third"};
+    json_t *list = NULL;
+    struct reply r = rig_request(&g, "GET", "/v1/models", "", NULL);
+    assert_non_null(list = json_loads(r.body, 0, NULL));
+    assert_int_equal(json_array_size(at(list, "data")), 3);
+    for (size_t i = 0; i < 3; i++) {
+        char body[256];
+        assert_string_equal(text_at(json_array_get(at(list, "data"), i), "id"), names[i]);
+        (void)snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":1,\"model\":\"%s\"}", names[i]);
+        json_t *v = rig_post(&g, "/v1/completions", body, 200);
+        assert_string_equal(text_at(v, "model"), names[i]);
+        json_decref(v);
+    }
+    static const char *const wrong[] = {"", "other", "tiny-v4,other-name", "other-name,", "thirds"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char body[256];
+        (void)snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":1,\"model\":\"%s\"}", wrong[i]);
+        json_t *v = rig_post(&g, "/v1/completions", body, 404);
+        assert_string_equal(text_at(v, "error.code"), "model_not_found");
+        json_decref(v);
+    }
+    json_decref(list);
     reply_free(&r);
 }
 
@@ -202,7 +231,7 @@ static void test_too_long(void **state)
 static int start(void **state)
 {
     (void)state;
-    const char *arguments[] = {"--ctx", "1024", "--log-level", "quiet", "--served-name", "tiny-v4", "--cache-memory", "0.05", NULL};
+    const char *arguments[] = {"--ctx", "1024", "--log-level", "quiet", "--served-name", "tiny-v4,other-name,third", "--cache-memory", "0.05", NULL};
     g = rig_start(g_program, arguments);
     return 0;
 }
@@ -217,7 +246,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wrong_values), cmocka_unit_test(test_wrong_completions), cmocka_unit_test(test_odd_values), cmocka_unit_test(test_broken_bodies),
-        cmocka_unit_test(test_paths), cmocka_unit_test(test_too_long),
+        cmocka_unit_test(test_paths), cmocka_unit_test(test_names), cmocka_unit_test(test_too_long),
     };
     if (argc < 2)
         return 2;
