@@ -120,12 +120,15 @@ void reply_free(struct reply *r)
 
 /* ---- Reading ---- */
 
+/* Much longer than any answer takes: one of a loaded server under a sanitizer takes minutes. */
+enum { READ_MS_MAX = 400000 };
+
 /* What has come and was not used yet. One byte at a time keeps pipelined replies apart. */
 static bool read_bytes(int fd, char *to, size_t n)
 {
     while (n > 0) {
         struct pollfd p = {.fd = fd, .events = POLLIN};
-        if (poll(&p, 1, 60000) <= 0)
+        if (poll(&p, 1, READ_MS_MAX) <= 0)
             return false;
         ssize_t k = recv(fd, to, n, 0);
         if (k <= 0)

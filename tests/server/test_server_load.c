@@ -73,6 +73,15 @@ static void make_bodies(void)
 static atomic_long g_wrong, g_answers, g_dropped, g_steady, g_tokens_done, g_n_gaps;
 static float       g_gap[N_GAPS_MAX];
 
+/* Counts an answer, and tells of the first wrong ones: what came, and what came before it. */
+static void count_answer(int kind, int status, const char *got)
+{
+    atomic_fetch_add(&g_answers, 1);
+    atomic_fetch_add(&g_tokens_done, g_tokens[kind]);
+    if (strcmp(got, g_text[kind]) != 0 && atomic_fetch_add(&g_wrong, 1) < 5)
+        print_message("kind %d, status %d: got '%s', wanted '%s'\n", kind, status, got, g_text[kind]);
+}
+
 static void send_request(int fd, const char *body)
 {
     char head[256];
@@ -81,14 +90,16 @@ static void send_request(int fd, const char *body)
     rig_send(fd, body, strlen(body));
 }
 
-/* Read a stream as it comes and note the gaps between its events; true if its text is the known one. */
-static bool read_timed_stream(int fd, const char *wanted)
+/* Read a stream as it comes and note the gaps between its events. */
+static void read_timed_stream(int fd, int kind)
 {
     size_t n = 0, size = 1 << 20;
     char  *all = malloc(size), text[4096] = "";
     double last = 0;
     ssize_t k;
+    int status = 0;
 
+    assert_non_null(all);
     while (n + 1 < size && (k = recv(fd, all + n, size - n - 1, 0)) > 0) {
         const double t = now();
         if (last > 0) {
@@ -109,8 +120,9 @@ static bool read_timed_stream(int fd, const char *wanted)
         (void)strncat(text, text_at(v, "choices.0.text"), sizeof text - strlen(text) - 1);
         json_decref(v);
     }
+    (void)sscanf(all, "HTTP/1.1 %d", &status);
+    count_answer(kind, status, text);
     free(all);
-    return strcmp(text, wanted) == 0;
 }
 
 static void *stream_client(void *user)
@@ -121,9 +133,7 @@ static void *stream_client(void *user)
         const int k = (int)(random_of(&state) % (unsigned)g_n_kinds);
         int       fd = rig_connect(&g);
         send_request(fd, g_stream_body[k]);
-        atomic_fetch_add(&g_wrong, !read_timed_stream(fd, g_text[k]));
-        atomic_fetch_add(&g_answers, 1);
-        atomic_fetch_add(&g_tokens_done, g_tokens[k]);
+        read_timed_stream(fd, k);
         (void)close(fd);
     }
     return NULL;
@@ -154,14 +164,16 @@ static void *steady_client(void *user)
         const int    k = (int)(random_of(&state) % (unsigned)g_n_kinds);
         struct reply r;
         send_request(fd, g_body[k]);
-        const bool ok = rig_read(fd, &r) && r.status == 200;
-        json_t    *v = ok ? json_loads(r.body, 0, NULL) : NULL;
-        atomic_fetch_add(&g_wrong, strcmp(text_at(v, "choices.0.text"), g_text[k]) != 0);
-        atomic_fetch_add(&g_answers, 1);
+        const bool ok = rig_read(fd, &r);
+        json_t    *v = ok && r.status == 200 ? json_loads(r.body, 0, NULL) : NULL;
+        count_answer(k, r.status, text_at(v, "choices.0.text"));
         atomic_fetch_add(&g_steady, 1);
-        atomic_fetch_add(&g_tokens_done, g_tokens[k]);
         json_decref(v);
         reply_free(&r);
+        if (!ok) { /* what comes next belongs to this request */
+            (void)close(fd);
+            fd = rig_connect(&g);
+        }
     }
     (void)close(fd);
     return NULL;
