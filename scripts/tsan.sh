@@ -6,7 +6,7 @@
 #
 # GCC's OpenMP library is invisible to ThreadSanitizer, which then reports each of its barriers as missing. LLVM's comes with a tool,
 # archer, that tells the sanitizer what they order; hence clang, and hence the variable below. Under valgrind OpenMP runs one thread:
-# its threads take turns there anyway.
+# its threads take turns there anyway. Limits on time are off under both.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 jobs=$(nproc 2>/dev/null || echo 2)
@@ -77,7 +77,8 @@ for part in $parts; do
     memory)
         cmake --preset release >/dev/null && cmake --build build -j "$jobs" >build/build.log 2>&1 ||
             { echo "FAILED: the build, see build/build.log"; exit 1; }
-        OMP_NUM_THREADS=1 && export OMP_NUM_THREADS
+        OMP_NUM_THREADS=1 NIB_TEST_UNTIMED=1
+        export OMP_NUM_THREADS NIB_TEST_UNTIMED
         run valgrind build "valgrind --quiet --error-exitcode=66 --leak-check=full --errors-for-leak-kinds=definite" "$@"
         ;;
     esac
