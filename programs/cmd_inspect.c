@@ -148,9 +148,9 @@ static void print_devices(const char *backend)
     int32_t                i = 0;
 
     for (; nib_device_get(backend, i, &d, &err) == NIB_OK; i++)
-        (void)printf("  %-5s %" PRId32 "  %s, %s, %s free%s%s\n", backend, i, d.name[0] ? d.name : "unnamed",
+        (void)printf("  %-5s %" PRId32 "  %s, %s, %s free%s%s%s%s\n", backend, i, d.name[0] ? d.name : "unnamed",
                      output_bytes(total, d.total_bytes), output_bytes(available, d.available_bytes),
-                     d.usable ? "" : "; not usable: ", d.why_not);
+                     d.usable ? "" : "; not usable: ", d.why_not, d.note[0] ? "; " : "", d.note);
     if (i == 0)
         (void)printf("  %-5s -  %s\n", backend, err.text);
 }
@@ -233,10 +233,10 @@ static json_t *devices_json(const struct nib_model *m, const struct nib_options 
     for (int k = 1; cli_backend_names[k]; k++)
         if (has_backend(m, options, cli_backend_names[k]))
             for (int32_t i = 0; nib_device_get(cli_backend_names[k], i, &d, NULL) == NIB_OK; i++)
-                (void)json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:o, s:o, s:b, s:s}", "backend", cli_backend_names[k],
+                (void)json_array_append_new(list, json_pack("{s:s, s:i, s:s, s:o, s:o, s:b, s:s, s:s}", "backend", cli_backend_names[k],
                                                             "index", i, "name", d.name, "total_bytes", json_u64(d.total_bytes),
                                                             "available_bytes", json_u64(d.available_bytes), "usable", d.usable,
-                                                            "why_not", d.why_not));
+                                                            "why_not", d.why_not, "note", d.note));
     return list;
 }
 

@@ -94,9 +94,22 @@ static struct pass run_pass(const char *dir, const char *backend, const int32_t 
     return p;
 }
 
+/* Whoever asks about a Blackwell card is told what was never tried on one. */
+static void card(void)
+{
+    struct nib_device_info d;
+    struct nib_error       err = {0};
+    if (nib_device_get("cuda", 0, &d, &err) != NIB_OK)
+        fail_msg("%s", err.text);
+    assert_true(d.usable);
+    assert_non_null(strstr(d.name, "compute capability 10.0"));
+    assert_non_null(strstr(d.note, "not yet run on such a card"));
+}
+
 static void tiny(void **state)
 {
     (void)state;
+    card();
     char dir[] = "/tmp/nibble-tiny-XXXXXX";
     assert_non_null(mkdtemp(dir));
     make_model(dir);
