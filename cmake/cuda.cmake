@@ -7,7 +7,9 @@ find_library(NIB_CUDART cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORI
 find_package(Threads REQUIRED)
 
 # sm_100f is machine code for every card of compute capability 10.x (B200, GB200, B300, GB300).
-set(NIB_CUDA_TARGETS "sm_90a;sm_100f" CACHE STRING "GPU targets, of sm_90a, sm_100f, sm_100a and sm_103a")
+# sm_120f for RTX 50, RTX PRO 6000 and GB10 can be added: docs/kernels/sm120a.md says why it is not there by default.
+set(NIB_CUDA_TARGETS "sm_90a;sm_100f" CACHE STRING
+  "GPU targets, of sm_90a, sm_100f, sm_100a, sm_103a, sm_120f, sm_120a and sm_121a")
 set(gencode)
 foreach(target IN LISTS NIB_CUDA_TARGETS)
   string(REPLACE "sm_" "compute_" virtual ${target})
@@ -25,6 +27,13 @@ if(blackwell)
   list(FILTER cuda_c EXCLUDE REGEX "/without_sm100a.c$")
   file(GLOB cuda_sm100a_c CONFIGURE_DEPENDS src/backend/cuda/sm100a/*.c)
   list(APPEND cuda_c ${cuda_sm100a_c})
+endif()
+set(rtx ${NIB_CUDA_TARGETS})
+list(FILTER rtx INCLUDE REGEX "^sm_12[01][af]$")
+if(rtx)
+  list(FILTER cuda_c EXCLUDE REGEX "/without_sm120a.c$")
+  file(GLOB cuda_sm120a_c CONFIGURE_DEPENDS src/backend/cuda/sm120a/*.c)
+  list(APPEND cuda_c ${cuda_sm120a_c})
 endif()
 file(GLOB cuda_any CONFIGURE_DEPENDS src/backend/cuda/any/*.cu)
 add_library(nib_backend_cuda OBJECT ${cuda_c} ${cuda_any})
@@ -63,6 +72,22 @@ if(blackwell)
     "-fmad=false;-Xcompiler=-Wall,-Wextra,-fno-threadsafe-statics,-fno-exceptions;${blackwell_gencode}")
   set_target_properties(nib_backend_cuda_sm100a PROPERTIES POSITION_INDEPENDENT_CODE ON)
   list(APPEND NIB_OBJECTS $<TARGET_OBJECTS:nib_backend_cuda_sm100a>)
+endif()
+
+# RTX's and GB10's: block-scaled mma.sync.
+if(rtx)
+  set(rtx_gencode)
+  foreach(target IN LISTS rtx)
+    string(REPLACE "sm_" "compute_" virtual ${target})
+    list(APPEND rtx_gencode "SHELL:-gencode arch=${virtual},code=${target}")
+  endforeach()
+  file(GLOB cuda_sm120a CONFIGURE_DEPENDS src/backend/cuda/sm120a/*.cu)
+  add_library(nib_backend_cuda_sm120a OBJECT ${cuda_sm120a})
+  target_include_directories(nib_backend_cuda_sm120a PRIVATE include src)
+  target_compile_options(nib_backend_cuda_sm120a PRIVATE
+    "-fmad=false;-Xcompiler=-Wall,-Wextra,-fno-threadsafe-statics,-fno-exceptions;${rtx_gencode}")
+  set_target_properties(nib_backend_cuda_sm120a PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  list(APPEND NIB_OBJECTS $<TARGET_OBJECTS:nib_backend_cuda_sm120a>)
 endif()
 
 list(APPEND NIB_OBJECTS $<TARGET_OBJECTS:nib_backend_cuda>)

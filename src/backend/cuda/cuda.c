@@ -107,6 +107,11 @@ static void lay_out(struct nib_stream *s, const struct nib_dims *d, struct carve
         uint8_t *base = take(c, (int64_t)bytes, 1);
         (void)nib_cuda_sm100a_lay_out(&s->sm100a, &s->moe, d, base);
     }
+    if (nib_cuda_sm120a_card()) {
+        size_t   bytes = nib_cuda_sm120a_lay_out(&s->sm120a, &s->moe, d, NULL);
+        uint8_t *base = take(c, (int64_t)bytes, 1);
+        (void)nib_cuda_sm120a_lay_out(&s->sm120a, &s->moe, d, base);
+    }
 }
 
 static enum nib_status check_dims(const struct nib_dims *d, struct nib_error *err)
@@ -320,6 +325,8 @@ static size_t packed_bytes(const struct nib_weight_desc *d, size_t codes, size_t
 
 static enum nib_cuda_layout layout_of(const struct nib_weight_desc *d, bool sm100a, size_t *codes, size_t *scales)
 {
+    if (nib_cuda_sm120a_card() && nib_cuda_sm120a_layout(d, codes, scales))
+        return NIB_CUDA_UNITS;
     return sm100a && nib_cuda_sm100a_layout(d, codes, scales) ? NIB_CUDA_BLOCK16 : nib_cuda_layout_of(d, codes, scales);
 }
 
@@ -417,6 +424,8 @@ static cudaError_t pack_stack(struct nib_backend *b, const struct nib_weight_des
             e = stage(b, b->load.stored + scales_at, d->part[i].scales, scales);
         if (e == cudaSuccess && m->layout == NIB_CUDA_BLOCK16)
             e = nib_cuda_sm100a_pack(b->stream.handle, m, i, b->load.stored, b->load.stored + scales_at);
+        else if (e == cudaSuccess && m->layout == NIB_CUDA_UNITS)
+            e = nib_cuda_sm120a_pack(b->stream.handle, m, i, b->load.stored, b->load.stored + scales_at);
         else if (e == cudaSuccess)
             e = nib_cuda_pack(b->stream.handle, m, i, b->load.stored, b->load.stored + scales_at, largest);
     }
@@ -487,14 +496,14 @@ static enum nib_status linear(struct nib_stream *s, const struct nib_linear_args
     for (int32_t i = 0; i < a->n_weights; i++)
         hold &= !nib_cuda_jobs_mind(s, &a->y[i]);
     s->hold = hold;
-    enum nib_status status = nib_cuda_sm100a_linear(s, a);
+    enum nib_status status = nib_cuda_sm120a_linear(s, a);
     s->hold = false;
     return status;
 }
 
 static const struct nib_ops ops = {
     .embed = nib_cuda_embed,
-    .norm = nib_cuda_sm100a_norm,
+    .norm = nib_cuda_sm120a_norm,
     .linear = linear,
     .q_rope = nib_cuda_q_rope,
     .kv_insert = nib_cuda_kv_insert,
@@ -502,7 +511,7 @@ static const struct nib_ops ops = {
     .index_select = nib_cuda_index_select,
     .attend = nib_cuda_attend,
     .o_a = nib_cuda_o_a,
-    .moe = nib_cuda_sm100a_moe,
+    .moe = nib_cuda_sm120a_moe,
     .hc_pre = nib_cuda_hc_pre,
     .hc_post = nib_cuda_hc_post,
     .hc_head = nib_cuda_hc_head,

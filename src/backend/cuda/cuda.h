@@ -24,8 +24,9 @@ extern "C" {
  *     codes  [tile][block][chunk][lane] 16 bytes: 1 chunk at 4 bits, 2 at 8, 4 at 16
  *     scales NVFP4: [tile][group of 4 blocks][lane][block] {row g, row g+8} bytes; MXFP4 the same for lane pairs; a last
  *            group of fewer blocks is [block][lane]. FP8: one byte for 128 x 128 as stored.
- * BLOCK16: NVFP4 for tcgen05: codes as in the checkpoint, scales as sm100a/sm100a.h has them. */
-enum nib_cuda_layout { NIB_CUDA_STORED, NIB_CUDA_TILED, NIB_CUDA_BLOCK16 };
+ * BLOCK16: NVFP4 for tcgen05: codes as in the checkpoint, scales as sm100a/sm100a.h has them.
+ * UNITS: NVFP4 for block-scaled mma.sync, as sm120a/sm120a.h has it. */
+enum nib_cuda_layout { NIB_CUDA_STORED, NIB_CUDA_TILED, NIB_CUDA_BLOCK16, NIB_CUDA_UNITS };
 
 /* Passed by value to kernels. */
 struct nib_cuda_matrix {
@@ -93,6 +94,16 @@ struct nib_cuda_sm100a_scratch {
     float    *shared_row_scale;
 };
 
+/* NVFP4 on RTX and GB10 (sm120a/ops_sm120a.c). */
+struct nib_cuda_sm120a_scratch {
+    uint8_t *inner_codes, *inner_scales; /* of the experts' inner rows */
+    float   *inner_row_scale;
+    int32_t *groups;   /* [3 * groups at most] */
+    int32_t *n_groups;
+    uint8_t *shared_codes, *shared_scales; /* of the shared expert's inner rows, any format */
+    float   *shared_row_scale;
+};
+
 /* Row-wise steps that wait to be launched together (any/row_jobs.cu): those that follow one another in a layer do not depend on
  * each other, and a launch costs more than they do. */
 enum nib_cuda_job_kind { NIB_CUDA_JOB_NORM, NIB_CUDA_JOB_KV_INSERT, NIB_CUDA_JOB_EMIT, NIB_CUDA_JOB_PUSH, NIB_CUDA_JOB_Q_ROPE,
@@ -156,6 +167,7 @@ struct nib_stream {
     bool                 hold;   /* jobs that only push rows may wait on: the op under way does not touch what they read */
     cudaStream_t         side;   /* work beside the main queue, joined by events */
     cudaEvent_t          fork, join;
+    struct nib_cuda_sm120a_scratch sm120a;
 };
 
 /* ---- Work that waits (any/row_jobs.cu) ---- */
@@ -256,6 +268,23 @@ enum nib_status nib_cuda_sm100a_experts(struct nib_stream *s, const struct nib_m
 enum nib_status nib_cuda_sm100a_norm(struct nib_stream *s, const struct nib_norm_args *a);
 enum nib_status nib_cuda_sm100a_linear(struct nib_stream *s, const struct nib_linear_args *a);
 enum nib_status nib_cuda_sm100a_moe(struct nib_stream *s, const struct nib_moe_args *a);
+
+/* ---- NVFP4 on RTX and GB10 (sm120a/) ---- */
+
+/* Whether device 0 has block-scaled mma.sync and this build kernels for it. */
+bool nib_cuda_sm120a_card(void);
+/* Whether weights like these are packed as NIB_CUDA_UNITS there; bytes of one matrix's codes and scales. */
+bool nib_cuda_sm120a_layout(const struct nib_weight_desc *d, size_t *codes, size_t *scales);
+/* Pointers into `base` for these dims, or with NULL only their sum, which is returned. m: n_rows is set. */
+size_t nib_cuda_sm120a_lay_out(struct nib_cuda_sm120a_scratch *x, const struct nib_cuda_moe_scratch *m,
+                               const struct nib_dims *d, uint8_t *base);
+/* Matrix i from a copy of the stored bytes on the device. */
+cudaError_t nib_cuda_sm120a_pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
+                                 const uint8_t *scales);
+/* The ops, which leave to those above and below what the kernels of sm120a/ do not take. */
+enum nib_status nib_cuda_sm120a_norm(struct nib_stream *s, const struct nib_norm_args *a);
+enum nib_status nib_cuda_sm120a_linear(struct nib_stream *s, const struct nib_linear_args *a);
+enum nib_status nib_cuda_sm120a_moe(struct nib_stream *s, const struct nib_moe_args *a);
 
 /* ---- Attention on tensor cores (any/attend_mma.cu) ---- */
 

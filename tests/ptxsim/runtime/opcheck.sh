@@ -29,6 +29,24 @@ LIST
     done
     exit 0
 fi
+if [ "$2" = sm120a ]; then # the same on a card of compute capability 12.0
+    trace=$(mktemp)
+    trap 'rm -f "$trace"' EXIT
+    while read -r op seed cases; do
+        NIB_PTXSIM_CARD=120 NIB_PTXSIM_TRACE=1 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --format nvfp4 --seed "$seed" \
+            --op "$op" --n "$cases" 2>>"$trace" || { grep -v '<<<' "$trace" >&2; exit 1; }
+    done <<LIST
+norm 11 3
+linear 1 3
+linear 7 3
+moe 4 2
+LIST
+    for kernel in norm groups swiglu swiglu_act combine pack; do
+        grep -q "nib_sm120a_$kernel <<<" "$trace" || { echo "opcheck.sh: nib_sm120a_$kernel was not launched" >&2; exit 1; }
+    done
+    grep -o "nib_sm120a_[a-z0-9_]*" "$trace" | sort | uniq -c
+    exit 0
+fi
 if [ "$2" = long ]; then
     seed=$(date +%s)
     echo "opcheck.sh: seed $seed"

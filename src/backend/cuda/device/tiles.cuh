@@ -161,9 +161,20 @@ NIB_DEVICE float nib_block16_value(const struct nib_cuda_matrix &m, const uint8_
     return nib_e2m1_value((uint32_t)codes[(o * m.n_in + k) / 2] >> (k % 2 * 4)) * nib_e4m3_value(scale);
 }
 
+/* NVFP4 in units of 8 rows by 128 columns (sm120a/sm120a.h), one part. */
+NIB_DEVICE float nib_units_value(const struct nib_cuda_matrix &m, const uint8_t *codes, const uint8_t *scales, int64_t o,
+                                 int64_t k)
+{
+    int64_t unit = o / 8 * (((int64_t)m.n_in + 127) / 128) + k / 128, word = k % 128 / 8;
+    uint32_t code = (uint32_t)codes[unit * 512 + (o % 8 * 4 + word % 4) * 16 + word / 4 * 4 + k % 8 / 2] >> (k % 2 * 4);
+    return nib_e2m1_value(code) * nib_e4m3_value(scales[unit * 64 + o % 8 * 8 + k % 128 / 16]);
+}
+
 NIB_DEVICE float nib_matrix_value(const struct nib_cuda_matrix &m, int32_t stack, int64_t o, int64_t k)
 {
     const uint8_t *codes = m.codes + stack * m.codes_stride, *scales = m.scales + stack * m.scales_stride;
+    if (m.layout == NIB_CUDA_UNITS)
+        return nib_units_value(m, codes, scales, o, k);
     if (m.layout == NIB_CUDA_BLOCK16)
         return nib_block16_value(m, codes, scales, o, k);
     return m.layout == NIB_CUDA_STORED ? nib_stored_value(m, codes, scales, o, k) : nib_tiled_value(m, codes, scales, o, k);

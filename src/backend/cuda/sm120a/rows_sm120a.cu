@@ -49,3 +49,16 @@ nib_sm120a_swiglu(const __grid_constant__ struct nib_sm120a_swiglu_args a)
     __syncthreads();
     store_row(a.y, row, x, a.n_in, max_buffer);
 }
+
+extern "C" __global__ void __launch_bounds__(kRowThreads)
+nib_sm120a_swiglu_act(const __grid_constant__ struct nib_sm120a_swiglu_act_args a)
+{
+    nib_grid_start();
+    extern __shared__ __align__(16) float x[];
+    __shared__ uint32_t max_buffer[32];
+    int64_t             row = blockIdx.x, at = row * a.y.cols;
+    for (int32_t i = threadIdx.x; i < a.y.cols; i += kRowThreads)
+        x[i] = nib_swiglu(a.gate[at + i], a.up[at + i], a.limit);
+    __syncthreads();
+    nib_act_store_block(a.y, row, x, max_buffer);
+}

@@ -16,6 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/backend.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -72,6 +74,13 @@ struct nib_sm120a_swiglu_args {
     float                  limit;
     int32_t                n_in; /* a multiple of 16 */
     int32_t                f32;
+};
+
+/* Passed by value to nib_sm120a_swiglu_act: the same to rows of any format. A plain part may be where gate is. */
+struct nib_sm120a_swiglu_act_args {
+    const float   *gate, *up; /* [n_rows][y.cols] */
+    struct nib_act y;
+    float          limit;
 };
 
 /* ---- Packing of weights ---- */
