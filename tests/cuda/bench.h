@@ -1,5 +1,5 @@
-/* What the parts of bench_cuda share: the opened backend, random data, timing by graph replays, and a model of published
- * shapes. One backend is open at a time; every failure ends the program with a sentence. */
+/* What the parts of bench_cuda share: the opened backend, random data, timing by graph replays, and a model of
+ * published shapes. One backend is open at a time; every failure ends the program with a sentence. */
 #ifndef BENCH_CUDA_H
 #define BENCH_CUDA_H
 

@@ -68,7 +68,10 @@ static struct nib_rows make_rows(int32_t n_seqs, int32_t length, int32_t n_new)
     }
     for (int32_t i = 0; i < n_seqs * stride; i++)
         page[i] = i;
-    struct nib_rows rows = {.n_rows = n, .n_seqs = n_seqs, .pos = bench_put(pos, (size_t)n * 4), .seq = bench_put(seq, (size_t)n * 4),
+    struct nib_rows rows = {.n_rows = n,
+                            .n_seqs = n_seqs,
+                            .pos = bench_put(pos, (size_t)n * 4),
+                            .seq = bench_put(seq, (size_t)n * 4),
                             .page_stride = stride};
     rows.window_page = rows.entry_page = bench_put(page, (size_t)(n_seqs * stride) * 4);
     free(pos);
@@ -98,17 +101,38 @@ static void select_spread(int32_t *selected, int32_t top_k, int32_t visible)
 
 static void bench_attend_case(const struct attend_case *c)
 {
-    struct nib_dims d = {.n_rows_max = c->n_seqs * c->n_new, .n_seqs_max = c->n_seqs, .n_ctx_max = c->length, .dim = 4096, .n_hc = 4,
-                         .n_heads = c->n_heads, .head_dim = DIM, .n_rot = N_ROT, .q_rank = 1024, .n_groups = 8, .o_rank = 1024,
-                         .n_window = WINDOW, .n_index_heads = 64, .index_dim = 128, .index_top_k = 1024, .vocab = 1024};
+    struct nib_dims d = {.n_rows_max = c->n_seqs * c->n_new,
+                         .n_seqs_max = c->n_seqs,
+                         .n_ctx_max = c->length,
+                         .dim = 4096,
+                         .n_hc = 4,
+                         .n_heads = c->n_heads,
+                         .head_dim = DIM,
+                         .n_rot = N_ROT,
+                         .q_rank = 1024,
+                         .n_groups = 8,
+                         .o_rank = 1024,
+                         .n_window = WINDOW,
+                         .n_index_heads = 64,
+                         .index_dim = 128,
+                         .index_top_k = 1024,
+                         .vocab = 1024};
     bench_open(&d);
     struct nib_rows        rows = make_rows(c->n_seqs, c->length, c->n_new);
     const int32_t          n = rows.n_rows;
     const int64_t          pages = c->n_seqs * rows.page_stride;
-    struct nib_attend_args a = {.n_heads = c->n_heads, .head_dim = DIM, .n_window = WINDOW, .ratio = c->ratio, .top_k = c->top_k,
-                                .scale = 0.044194f, .rows = &rows, .rope = {bench_random(N_ROT / 2 * 4, true), N_ROT}};
-    a.q = (struct nib_mat){bench_random((size_t)n * (size_t)c->n_heads * DIM * 2, false), NIB_DTYPE_BF16, n, c->n_heads * DIM, c->n_heads * DIM};
-    a.o = (struct nib_mat){bench_random((size_t)n * (size_t)c->n_heads * DIM * 2, false), NIB_DTYPE_BF16, n, c->n_heads * DIM, c->n_heads * DIM};
+    struct nib_attend_args a = {.n_heads = c->n_heads,
+                                .head_dim = DIM,
+                                .n_window = WINDOW,
+                                .ratio = c->ratio,
+                                .top_k = c->top_k,
+                                .scale = 0.044194f,
+                                .rows = &rows,
+                                .rope = {bench_random(N_ROT / 2 * 4, true), N_ROT}};
+    a.q = (struct nib_mat){bench_random((size_t)n * (size_t)c->n_heads * DIM * 2, false), NIB_DTYPE_BF16, n,
+                           c->n_heads * DIM, c->n_heads * DIM};
+    a.o = (struct nib_mat){bench_random((size_t)n * (size_t)c->n_heads * DIM * 2, false), NIB_DTYPE_BF16, n,
+                           c->n_heads * DIM, c->n_heads * DIM};
     a.sink = bench_random((size_t)c->n_heads * 4, true);
     a.window = make_store(c->format, pages, NIB_PAGE_TOKENS, DIM);
     double per_row = WINDOW;
@@ -117,7 +141,8 @@ static void bench_attend_case(const struct attend_case *c)
     if (c->top_k > 0) {
         int32_t *selected = calloc((size_t)n * (size_t)c->top_k, 4), *count = calloc((size_t)n, 4);
         for (int32_t i = 0; i < n; i++) {
-            select_spread(selected + (size_t)i * (size_t)c->top_k, c->top_k, (c->length - c->n_new + i % c->n_new + 1) / c->ratio);
+            select_spread(selected + (size_t)i * (size_t)c->top_k, c->top_k,
+                          (c->length - c->n_new + i % c->n_new + 1) / c->ratio);
             count[i] = c->top_k;
         }
         a.selected = bench_put(selected, (size_t)n * (size_t)c->top_k * 4);
@@ -132,8 +157,10 @@ static void bench_attend_case(const struct attend_case *c)
     const double seconds = bench_graph_seconds(run_attend, &a, NULL), flops = 4.0 * DIM * c->n_heads * per_row * n;
     const double bytes = (c->n_new == 1 ? per_row * (double)a.window.row_bytes * n : 0) + 4.0 * n * c->n_heads * DIM;
     const double by_bytes = bytes / g_copy_rate, by_flops = flops / BENCH_MATRIX_RATE;
-    printf("attend %-26s %4d rows %3d heads: %8.2f us, %6.1f TFLOP/s; limits %6.2f us bytes, %6.2f us products; %4.1f %%\n", c->name, n, c->n_heads,
-           seconds * 1e6, flops / seconds * 1e-12, by_bytes * 1e6, by_flops * 1e6, 100 * most(by_bytes, by_flops) / seconds);
+    printf("attend %-26s %4d rows %3d heads: %8.2f us, %6.1f TFLOP/s; limits %6.2f us bytes, %6.2f us products; %4.1f "
+           "%%\n",
+           c->name, n, c->n_heads, seconds * 1e6, flops / seconds * 1e-12, by_bytes * 1e6, by_flops * 1e6,
+           100 * most(by_bytes, by_flops) / seconds);
     bench_close();
 }
 
@@ -167,15 +194,35 @@ static void run_index(void *data)
 static void bench_index_case(enum nib_row_format format, int32_t top_k, int32_t n_seqs, int32_t n_entries)
 {
     const int32_t   length = n_entries * 4, n_heads = 64, dim = 128;
-    struct nib_dims d = {.n_rows_max = n_seqs, .n_seqs_max = n_seqs, .n_ctx_max = length, .dim = 4096, .n_hc = 4, .n_heads = 64,
-                         .head_dim = DIM, .n_rot = N_ROT, .q_rank = 1024, .n_groups = 8, .o_rank = 1024, .n_window = WINDOW,
-                         .n_index_heads = n_heads, .index_dim = dim, .index_top_k = top_k, .vocab = 1024};
+    struct nib_dims d = {.n_rows_max = n_seqs,
+                         .n_seqs_max = n_seqs,
+                         .n_ctx_max = length,
+                         .dim = 4096,
+                         .n_hc = 4,
+                         .n_heads = 64,
+                         .head_dim = DIM,
+                         .n_rot = N_ROT,
+                         .q_rank = 1024,
+                         .n_groups = 8,
+                         .o_rank = 1024,
+                         .n_window = WINDOW,
+                         .n_index_heads = n_heads,
+                         .index_dim = dim,
+                         .index_top_k = top_k,
+                         .vocab = 1024};
     bench_open(&d);
     struct nib_rows              rows = make_rows(n_seqs, length, 1);
-    struct nib_index_select_args a = {.n_heads = n_heads, .dim = dim, .ratio = 4, .top_k = top_k, .scale = 0.011f, .rows = &rows,
+    struct nib_index_select_args a = {.n_heads = n_heads,
+                                      .dim = dim,
+                                      .ratio = 4,
+                                      .top_k = top_k,
+                                      .scale = 0.011f,
+                                      .rows = &rows,
                                       .rope = {bench_random(N_ROT / 2 * 4, true), N_ROT}};
-    a.q = (struct nib_mat){bench_random((size_t)(n_seqs * n_heads * dim) * 2, false), NIB_DTYPE_BF16, n_seqs, n_heads * dim, n_heads * dim};
-    a.weight = (struct nib_mat){bench_random((size_t)(n_seqs * n_heads) * 4, true), NIB_DTYPE_F32, n_seqs, n_heads, n_heads};
+    a.q = (struct nib_mat){bench_random((size_t)(n_seqs * n_heads * dim) * 2, false), NIB_DTYPE_BF16, n_seqs,
+                           n_heads * dim, n_heads * dim};
+    a.weight = (struct nib_mat){bench_random((size_t)(n_seqs * n_heads) * 4, true), NIB_DTYPE_F32, n_seqs, n_heads,
+                                n_heads};
     a.keys = make_store(format, n_seqs * rows.page_stride, NIB_PAGE_TOKENS / 4, dim);
     a.selected = nib_backend_cuda.alloc(g_backend, (size_t)(n_seqs * top_k) * 4);
     a.n_selected = nib_backend_cuda.alloc(g_backend, (size_t)n_seqs * 4);

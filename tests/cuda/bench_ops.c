@@ -1,6 +1,6 @@
-/* Where a decode step's time goes: the step is timed with its first k ops only, for every k, so that the differences are
- * what each op adds where it stands, launches that overlap included, and sum up to the whole. Beside them the kernels. Ops that wait to
- * be launched with others count as part of the last of them. */
+/* Where a decode step's time goes: the step is timed with its first k ops only, for every k, so that the differences
+ * are what each op adds where it stands, launches that overlap included, and sum up to the whole. Beside them the
+ * kernels. Ops that wait to be launched with others count as part of the last of them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,10 +56,13 @@ static void run_counted(void *data)
     g_n = 0;
     bench_done(nib_forward(rk, &step->rows), "forward");
     bench_done(nib_forward_logits(rk, step->logits_row, step->n_logits, false), "logits");
-    bench_done(rk->ops->sample(g_stream, &(struct nib_sample_args){.logits = nib_mat_rows(rk->work.logits, step->n_logits),
-                                                                   .n = step->n_logits, .row = step->sample, .token = step->token,
-                                                                   .logprob = step->logprob}),
-               "sample");
+    bench_done(
+        rk->ops->sample(g_stream, &(struct nib_sample_args){.logits = nib_mat_rows(rk->work.logits, step->n_logits),
+                                                            .n = step->n_logits,
+                                                            .row = step->sample,
+                                                            .token = step->token,
+                                                            .logprob = step->logprob}),
+        "sample");
 }
 
 static void bench_batch(struct bench_model *m, const char *shape, int32_t n_ctx, int32_t n_seqs)
@@ -75,8 +78,8 @@ static void bench_batch(struct bench_model *m, const char *shape, int32_t n_ctx,
     run_counted(&step);
     bench_done(m->rank.api->synchronise(g_stream), "step");
     n_ops = g_n;
-    printf("ops of a step, %s, 2 layers (ratio 4, then 128), context %d, batch %d: %d kernels, %.1f us\n", shape, n_ctx, n_seqs,
-           n_kernels, whole * 1e6);
+    printf("ops of a step, %s, 2 layers (ratio 4, then 128), context %d, batch %d: %d kernels, %.1f us\n", shape, n_ctx,
+           n_seqs, n_kernels, whole * 1e6);
     for (int k = 1; k <= n_ops; k++) {
         g_limit = k;
         double seconds = bench_graph_seconds(run_counted, &step, &n_kernels);

@@ -102,7 +102,8 @@ def transformers_model(folder):
     lost = [k for k in ("missing_keys", "mismatched_keys") if info[k]]
     if lost:
         raise ValueError(f"weights do not fit this transformers {transformers.__version__}: {info[lost[0]]}"[:300])
-    return model.cuda().eval(), transformers.__version__
+    # Vectors that the checkpoint keeps in fp32 meet bf16 rows in this version's plain matrix products.
+    return model.to(torch.bfloat16).cuda().eval(), transformers.__version__
 
 
 def decode(model, n_prompt, batch, n_new=128):

@@ -25,7 +25,8 @@ struct norm {
     bool                plain;
     enum nib_dtype      dtype;
     enum nib_act_format format;
-    struct oc_weight   *w; /* whose rows these could be: what a backend does first for such rows it does when one is packed */
+    struct oc_weight
+        *w; /* whose rows these could be: what a backend does first for such rows it does when one is packed */
 };
 
 static void run_norm(struct oc_run *r, const void *data, int32_t step)
@@ -173,8 +174,8 @@ static void judge_rows(struct oc_case *c, const struct oc_output *have, const st
     }
 }
 
-/* A module before this one, whose output becomes stream 0 while the others come from the next one each: the products are with 0
- * and 1, so the streams are a->streams to the bit. */
+/* A module before this one, whose output becomes stream 0 while the others come from the next one each: the products
+ * are with 0 and 1, so the streams are a->streams to the bit. */
 static void hc_new_behind(struct oc_case *c, struct hc *a, int32_t dim)
 {
     int32_t      n = a->streams.rows, n_hc = a->n_hc;
@@ -287,8 +288,8 @@ void oc_check_hc_pre(struct oc_case *c)
         a.behind &= isfinite(a.streams.value[i]);
     if (a.behind)
         hc_new_behind(c, &a, dim);
-    oc_shape(c, "%d rows of %d x %d, %d iterations, rows %d, x format %d, behind a module %d", a.streams.rows, a.n_hc, dim,
-             a.n_iters, a.dtype, a.format, a.behind);
+    oc_shape(c, "%d rows of %d x %d, %d iterations, rows %d, x format %d, behind a module %d", a.streams.rows, a.n_hc,
+             dim, a.n_iters, a.dtype, a.format, a.behind);
     oc_all(c, run_hc_pre, judge_hc_pre, &a, a.streams.rows);
 }
 

@@ -1,5 +1,5 @@
-/* A step as one CUDA graph: the launches of its ops are captured from the stream, kept under their key, and launched at once
- * from then on. A key is captured when it comes a second time, since building a graph costs some steps' time. */
+/* A step as one CUDA graph: the launches of its ops are captured from the stream, kept under their key, and launched at
+ * once from then on. A key is captured when it comes a second time, since building a graph costs some steps' time. */
 #include "backend/cuda/record_cuda.h"
 
 #include <string.h>

@@ -1,8 +1,8 @@
 /* Attention over window rows and entries in fp32, for every row format and precision of queries.
  *
  * A block takes one query row and 8 heads, a warp a head; it walks the attended rows 32 at a time in ascending order,
- * decoded once for all its heads into shared memory. A lane scores one row of the 32, then owns channels 4 * lane + 128 * i
- * of the output. The running maximum starts at the sink, whose weight is 1. */
+ * decoded once for all its heads into shared memory. A lane scores one row of the 32, then owns channels 4 * lane + 128
+ * * i of the output. The running maximum starts at the sink, whose weight is 1. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/attended.cuh"
@@ -11,14 +11,15 @@ constexpr int kHeads = 8, kTile = 32;
 constexpr int kQuads = 8; /* output channels of a lane / 4: head_dim up to 1024 */
 constexpr int kMaxRotary = 512;
 
-static __global__ void __launch_bounds__(32 * kHeads) attend_rows(const struct nib_attend_args a, const struct nib_rows rows)
+static __global__ void __launch_bounds__(32 * kHeads)
+    attend_rows(const struct nib_attend_args a, const struct nib_rows rows)
 {
     nib_grid_start();
     extern __shared__ float4 memory[];
     __shared__ float         angle[kMaxRotary];
     int64_t                  t = blockIdx.y;
-    int                      d = a.head_dim, d4 = (d + 3) / 4, lane = threadIdx.x % 32, h = blockIdx.x * kHeads + threadIdx.x / 32;
-    int                      stride = d4 * 4 + 4; /* of a row, floats: 16 bytes of padding keep the lanes' reads apart */
+    int d = a.head_dim, d4 = (d + 3) / 4, lane = threadIdx.x % 32, h = blockIdx.x * kHeads + threadIdx.x / 32;
+    int stride = d4 * 4 + 4; /* of a row, floats: 16 bytes of padding keep the lanes' reads apart */
     float                   *kv = (float *)memory, *q = kv + kTile * stride + threadIdx.x / 32 * d4 * 4;
     struct nib_attended          at = nib_attended_by(a, rows, t);
     nib_angles_block(a.rope, rows.pos[t] - rows.first_pos, angle);

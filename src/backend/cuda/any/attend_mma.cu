@@ -1,13 +1,13 @@
 /* Attention on tensor cores for bf16 queries at head_dim 512 with 64 rotary channels, over rows of BF16, FP8 or NVFP4.
  *
- * A block takes one query row, 64 heads and a span of the attended rows; it walks the span 32 rows at a time. Rows come from
- * their pages decoded to bf16 in shared memory, once for all 64 heads. Every decoded value is exact: NVFP4 rows leave their
- * row scale out, which multiplies scores and weights instead. Weights p enter the second product as two bf16 parts, so both
- * products are as good as fp32. Spans hold 64 rows at decode, so that one query fills many multiprocessors; a second kernel
- * adds the spans of a query in order, with the sink, and rotates the result back.
+ * A block takes one query row, 64 heads and a span of the attended rows; it walks the span 32 rows at a time. Rows come
+ * from their pages decoded to bf16 in shared memory, once for all 64 heads. Every decoded value is exact: NVFP4 rows
+ * leave their row scale out, which multiplies scores and weights instead. Weights p enter the second product as two
+ * bf16 parts, so both products are as good as fp32. Spans hold 64 rows at decode, so that one query fills many
+ * multiprocessors; a second kernel adds the spans of a query in order, with the sink, and rotates the result back.
  *
- * Bytes: each attended row once per 64 heads. Work: 4 * 512 multiply-adds per head and row, half of it again for the second
- * part of p. */
+ * Bytes: each attended row once per 64 heads. Work: 4 * 512 multiply-adds per head and row, half of it again for the
+ * second part of p. */
 #include "backend/cuda/attend_cuda.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/attended.cuh"
@@ -28,7 +28,8 @@ struct shared {
 };
 static_assert(sizeof(struct shared) <= 227 * 1024, "a block's memory must fit");
 
-template <int format> NIB_DEVICE void load_tile(const struct nib_attend_args &a, const struct nib_attended &at, int32_t base, struct shared *m)
+template <int format> NIB_DEVICE void load_tile(const struct nib_attend_args &a, const struct nib_attended &at,
+                                                int32_t base, struct shared *m)
 {
     int lane = threadIdx.x % 32;
     for (int r = threadIdx.x / 32; r < kTile; r += kWarps) {
@@ -58,7 +59,8 @@ template <int format> NIB_DEVICE void load_tile(const struct nib_attend_args &a,
 /* Scores of 16 heads and 16 rows a warp, to shared memory; -inf beyond n rows. */
 template <int format> NIB_DEVICE void score_tile(struct shared *m, float scale, int32_t n)
 {
-    int   warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = warp % 4 * 16, r = warp / 4 * 16, g = lane / 4, l = lane % 4;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = warp % 4 * 16, r = warp / 4 * 16, g = lane / 4,
+        l = lane % 4;
     float s[2][4] = {};
     float row_scale[2][2];
     for (int nt = 0; nt < 2; nt++)
@@ -178,8 +180,9 @@ attend_spans(const struct nib_attend_args a, const struct nib_rows rows, const s
         return;
     for (int i = threadIdx.x; i < kHeads * (kD / 8); i += kThreads) {
         int h = i / (kD / 8), c = i % (kD / 8);
-        ((uint4 *)m->q[h])[c] = h0 + h < a.n_heads ? ((const uint4 *)((const uint16_t *)a.q.data + t * a.q.stride + (h0 + h) * kD))[c]
-                                                   : make_uint4(0, 0, 0, 0);
+        ((uint4 *)m->q[h])[c] = h0 + h < a.n_heads
+                                    ? ((const uint4 *)((const uint16_t *)a.q.data + t * a.q.stride + (h0 + h) * kD))[c]
+                                    : make_uint4(0, 0, 0, 0);
     }
     if (threadIdx.x < kHeads) {
         m->most[threadIdx.x] = -INFINITY;
@@ -198,7 +201,8 @@ attend_spans(const struct nib_attend_args a, const struct nib_rows rows, const s
         __syncthreads();
         add_tile<format>(m, o);
     }
-    int    warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = warp % 4 * 16 + lane / 4, c0 = warp / 4 * 256 + lane % 4 * 2;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = warp % 4 * 16 + lane / 4,
+        c0 = warp / 4 * 256 + lane % 4 * 2;
     float *to = sp.part + (((int64_t)blockIdx.z * sp.n_spans + blockIdx.x) * sp.n_heads + h0) * kPartFloats;
 #pragma unroll
     for (int nt = 0; nt < 32; nt++) {
@@ -218,7 +222,7 @@ static __global__ void add_spans(const struct nib_attend_args a, const struct ni
 {
     nib_grid_start();
     int64_t      t = sp.first_row + (int64_t)blockIdx.y;
-    int32_t           h = blockIdx.x, c = threadIdx.x * 4, n = (nib_attended_by(a, rows, t).n + sp.span_rows - 1) / sp.span_rows;
+    int32_t h = blockIdx.x, c = threadIdx.x * 4, n = (nib_attended_by(a, rows, t).n + sp.span_rows - 1) / sp.span_rows;
     const float      *part = sp.part + ((int64_t)blockIdx.y * sp.n_spans * sp.n_heads + h) * kPartFloats;
     int64_t           next = (int64_t)sp.n_heads * kPartFloats;
     float             most = a.sink[h];
@@ -251,7 +255,8 @@ bool nib_cuda_attend_mma_takes(const struct nib_attend_args *a)
     enum nib_row_format f = a->window.format;
     return a->q.dtype == NIB_DTYPE_BF16 && a->head_dim == kD && a->rope.n_rot == kRot && a->q.stride % 8 == 0 &&
            (uintptr_t)a->q.data % 16 == 0 && (f == NIB_ROW_BF16 || f == NIB_ROW_FP8 || f == NIB_ROW_NVFP4) &&
-           (a->ratio == 0 || a->entries.format == f) && (uintptr_t)a->window.base % 16 == 0 && (uintptr_t)a->entries.base % 16 == 0;
+           (a->ratio == 0 || a->entries.format == f) && (uintptr_t)a->window.base % 16 == 0 &&
+           (uintptr_t)a->entries.base % 16 == 0;
 }
 
 int64_t nib_cuda_attend_part_floats(int32_t n_heads)
@@ -259,7 +264,8 @@ int64_t nib_cuda_attend_part_floats(int32_t n_heads)
     return (int64_t)n_heads * kPartFloats;
 }
 
-template <int format> static void launch(struct nib_stream *s, const struct nib_attend_args *a, const struct spans &sp, int32_t n)
+template <int format>
+static void launch(struct nib_stream *s, const struct nib_attend_args *a, const struct spans &sp, int32_t n)
 {
     dim3 grid((unsigned)sp.n_spans, (unsigned)((a->n_heads + kHeads - 1) / kHeads), (unsigned)n);
     cudaFuncSetAttribute(attend_spans<format>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(struct shared));

@@ -1,7 +1,7 @@
 /* Hyper-connections. Before a module: mixing coefficients (products of the streams with fn, spread over slices of their
- * channels), then two blocks a row: collapse, norm and activation rows; Sinkhorn. After it: the streams mixed in place, which waits
- * for the next module's coefficients to be computed in the same launch. With few rows one launch does all of it: blocks that have
- * done their slice wait for the others and take a row. */
+ * channels), then two blocks a row: collapse, norm and activation rows; Sinkhorn. After it: the streams mixed in place,
+ * which for one row waits for the next module's coefficients to be computed in the same launch. With few rows one
+ * launch does all before a module: blocks that have done their slice wait for the others and take a row. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
@@ -27,23 +27,28 @@ struct mix {
     int32_t        n_rows, n, n_slices;
 };
 
-/* mix[i] = (fn[i] . X) / sqrt(mean(X^2) + eps) of row t from its slices, a warp a product. */
-NIB_DEVICE void mix_block(const struct mix &m, int64_t t, int width, float eps, double *mix)
+/* mix[i] = (fn[i] . X) / sqrt(mean(X^2) + eps) of row t from its slices. Threads share out the slices of each product,
+ * so that all are read at once; share: [kThreads] in shared memory. */
+NIB_DEVICE void mix_block(const struct mix &m, int64_t t, int width, float eps, double *mix, double *share)
 {
-    int n = m.n, lane = threadIdx.x % 32;
-    for (int i = threadIdx.x / 32; i <= n; i += blockDim.x / 32) {
-        double sum = 0;
-        for (int s = lane; s < m.n_slices; s += 32)
-            sum += (double)m.part[(t * m.n_slices + s) * (n + 1) + i];
-        sum = nib_warp_sum_f64(sum);
-        if (lane == 0)
-            mix[i] = sum;
+    int    n = m.n, n_shares = kThreads / (n + 1), i = threadIdx.x % (n + 1), first = threadIdx.x / (n + 1);
+    double sum = 0;
+#pragma unroll 8
+    for (int s = first; first < n_shares && s < m.n_slices; s += n_shares)
+        sum += (double)m.part[(t * m.n_slices + s) * (n + 1) + i];
+    share[threadIdx.x] = sum;
+    __syncthreads();
+    if ((int)threadIdx.x <= n) {
+        sum = 0;
+        for (int k = 0; k < n_shares; k++)
+            sum += share[k * (n + 1) + threadIdx.x];
+        mix[threadIdx.x] = sum;
     }
     __syncthreads();
     double ir = 1 / sqrt(mix[n] / width + (double)eps);
     __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x)
-        mix[i] *= ir;
+    if ((int)threadIdx.x < n)
+        mix[threadIdx.x] *= ir;
     __syncthreads();
 }
 
@@ -77,7 +82,7 @@ NIB_DEVICE float normalised(float v, int n, bool columns, float eps, int at)
     float sum = eps;
     for (int j = 0; j < n; j++)
         sum += __shfl_sync(~0u, v, columns ? j * n + at % n : at / n * n + j);
-    return v / sum;
+    return __fdividef(v, sum); /* within 2 units in the last place, at a third of the time: this is a chain of forty */
 }
 
 NIB_DEVICE float sinkhorn(float v, int n, int n_iters, float eps, int at)
@@ -104,21 +109,23 @@ NIB_DEVICE void post_and_comb(const struct nib_hc_pre_args &a, int64_t t, const 
     if (lane >= 32)
         return;
     if (lane < n)
-        nib_mat_set(a.post, t, lane, (float)(2 * sigmoid(mix[n + lane] * (double)a.scale[1] + (double)a.base[n + lane])));
+        nib_mat_set(a.post, t, lane,
+                    (float)(2 * sigmoid(mix[n + lane] * (double)a.scale[1] + (double)a.base[n + lane])));
     float v = sinkhorn((float)(mix[i] * (double)a.scale[2] + (double)a.base[i]), n, a.n_iters, a.hc_eps, at);
     if (lane < n * n)
         nib_mat_set(a.comb, t, lane, v);
 }
 
 struct pre_buffers {
-    double   mix[kMixMax + 1], pre[8], sum[32];
+    double   mix[kMixMax + 1], share[kThreads], pre[8], sum[32];
     uint32_t most[32];
 };
 
-NIB_DEVICE void hc_pre_row(const struct nib_hc_pre_args &a, const struct mix &m, int64_t t, bool collapses, float *x, struct pre_buffers *b)
+NIB_DEVICE void hc_pre_row(const struct nib_hc_pre_args &a, const struct mix &m, int64_t t, bool collapses, float *x,
+                           struct pre_buffers *b)
 {
     int n = a.n_hc, dim = a.streams.cols / n, lane = threadIdx.x;
-    mix_block(m, t, a.streams.cols, a.norm_eps, b->mix);
+    mix_block(m, t, a.streams.cols, a.norm_eps, b->mix, b->share);
     if (!collapses) {
         post_and_comb(a, t, b->mix);
         return;
@@ -144,18 +151,21 @@ static __global__ void __launch_bounds__(kThreads) hc_pre_rows(const struct nib_
 
 /* ---- Mixing products ---- */
 
-/* part[t][slice][i] = fn[i] . X over a slice of the channels, and X . X last, for any number of streams. Grid (slices, rows / R):
- * a warp takes every eighth i, whose weights it reads once for R rows. */
+/* part[t][slice][i] = fn[i] . X over a slice of the channels, and X . X last, for any number of streams. Grid (slices,
+ * rows / R): a warp takes every eighth i, whose weights it reads once for R rows. */
 template <int R> static __global__ void __launch_bounds__(kThreads)
 mix_slices(const struct nib_mat streams, const float *fn, const struct mix m)
 {
     nib_grid_start();
-    int   lane = threadIdx.x % 32, row0 = blockIdx.y * R, width = streams.cols, k0 = blockIdx.x * kMixSlice + lane * kMixLane;
+    int lane = threadIdx.x % 32, row0 = blockIdx.y * R, width = streams.cols,
+        k0 = blockIdx.x * kMixSlice + lane * kMixLane;
     float x[R][kMixLane];
 #pragma unroll
     for (int r = 0; r < R; r++)
         for (int k = 0; k < kMixLane; k++)
-            x[r][k] = row0 + r < m.n_rows && k0 + k < width ? nib_mat_get(streams, m.row ? m.row[row0 + r] : row0 + r, k0 + k) : 0;
+            x[r][k] = row0 + r < m.n_rows && k0 + k < width
+                          ? nib_mat_get(streams, m.row ? m.row[row0 + r] : row0 + r, k0 + k)
+                          : 0;
     for (int i = threadIdx.x / 32; i <= m.n; i += kWarps) {
         float        w[kMixLane] = {};
         const float *f = fn + (int64_t)i * width + k0;
@@ -179,7 +189,8 @@ struct around {
     struct nib_hc_pre_args  pre;  /* then, where TAIL */
 };
 
-/* streams[k][c] of a row behind a module, rounded as stored: a sum in double over the module's output and the older streams. */
+/* streams[k][c] of a row behind a module, rounded as stored: a sum in double over the module's output and the older
+ * streams. */
 NIB_DEVICE float post_value(const struct nib_hc_post_args &a, int64_t t, int k, float y, const float old[kTightHc])
 {
     double sum = (double)nib_mat_get(a.post, t, k) * (double)y;
@@ -188,10 +199,11 @@ NIB_DEVICE float post_value(const struct nib_hc_post_args &a, int64_t t, int k, 
     return a.streams.dtype == NIB_DTYPE_BF16 ? nib_bf16_rounded((float)sum) : (float)sum;
 }
 
-/* The block's slice of R rows in shared memory: channels [64 * slice, +64) of each of the four streams, as they are or (POST) as
- * they are made here. */
-template <int R, bool POST> NIB_DEVICE void slice_load(const struct nib_mat &streams, const struct mix &m, const struct nib_hc_post_args &post,
-                                                       int row0, float x[R][kMixSlice])
+/* The block's slice of R rows in shared memory: channels [64 * slice, +64) of each of the four streams, as they are or
+ * (POST) as they are made here. */
+template <int R, bool POST> NIB_DEVICE void slice_load(const struct nib_mat &streams, const struct mix &m,
+                                                       const struct nib_hc_post_args &post, int row0,
+                                                       float x[R][kMixSlice])
 {
     int   dim = streams.cols / kTightHc, k = threadIdx.x / kTight, c = blockIdx.x * kTight + threadIdx.x % kTight;
     float old[R][kTightHc], y[R];
@@ -241,8 +253,9 @@ NIB_DEVICE void arrive(int32_t *arrived, int32_t n)
     }
 }
 
-/* The same sums as mix_slices for four streams in slices of their channels, so that behind a module (POST) a block makes the
- * channels that it multiplies. TAIL: the first blocks go on to the rows, one for the collapse and one for Sinkhorn. */
+/* The same sums as mix_slices for four streams in slices of their channels, so that behind a module (POST) a block
+ * makes the channels that it multiplies. TAIL: the first blocks go on to the rows, one for the collapse and one for
+ * Sinkhorn. */
 template <int R, bool POST, bool TAIL> static __global__ void __launch_bounds__(kThreads)
 hc_mix(const struct nib_mat streams, const float *fn, const struct mix m, const __grid_constant__ struct around around)
 {
@@ -297,8 +310,9 @@ static bool is_tight(const struct nib_mat &streams, const float *fn, int n_hc)
     return n_hc == kTightHc && streams.cols % kMixSlice == 0 && (uintptr_t)fn % 16 == 0;
 }
 
-template <int R, bool POST> static void launch_tight(struct nib_stream *s, const struct nib_mat &streams, const float *fn, const struct mix &m,
-                                                     const struct around &around, bool tail)
+template <int R, bool POST> static void launch_tight(struct nib_stream *s, const struct nib_mat &streams,
+                                                     const float *fn, const struct mix &m, const struct around &around,
+                                                     bool tail)
 {
     dim3   grid((unsigned)m.n_slices, (unsigned)((m.n_rows + R - 1) / R));
     size_t bytes = (size_t)streams.cols / kTightHc * sizeof(float);
@@ -311,7 +325,8 @@ template <int R, bool POST> static void launch_tight(struct nib_stream *s, const
 }
 
 /* Products of n_rows rows. pre: the rows themselves too, if one launch can do that. Returns whether it did. */
-static bool launch_mix(struct nib_stream *s, const struct nib_mat &streams, const float *fn, int n_hc, const struct nib_hc_pre_args *pre, struct mix *m)
+static bool launch_mix(struct nib_stream *s, const struct nib_mat &streams, const float *fn, int n_hc,
+                       const struct nib_hc_pre_args *pre, struct mix *m)
 {
     struct around around = {};
     m->part = s->mix;
@@ -322,11 +337,14 @@ static bool launch_mix(struct nib_stream *s, const struct nib_mat &streams, cons
         if (m->n_rows == 1)
             nib_launch(s, mix_slices<1>, (unsigned)m->n_slices, kThreads, 0, streams, fn, *m);
         else
-            nib_launch(s, mix_slices<kMixRows>, dim3((unsigned)m->n_slices, (unsigned)groups), kThreads, 0, streams, fn, *m);
+            nib_launch(s, mix_slices<kMixRows>, dim3((unsigned)m->n_slices, (unsigned)groups), kThreads, 0, streams, fn,
+                       *m);
         return false;
     }
-    bool post = pre && s->post_waits && s->post.streams.data == streams.data && s->post.streams.rows == streams.rows &&
-                s->post.streams.stride == streams.stride && s->post.n_hc == n_hc;
+    /* With several rows a block makes them one after the other, which takes longer than a launch of their own. */
+    bool post = pre && s->post_waits && m->n_rows == 1 && s->post.streams.data == streams.data &&
+                s->post.streams.rows == streams.rows && s->post.streams.stride == streams.stride &&
+                s->post.n_hc == n_hc;
     bool tail = pre && m->n_slices >= 2 * R && m->n_slices * groups <= s->n_sms;
     if (post) {
         around.post = s->post;
@@ -335,9 +353,10 @@ static bool launch_mix(struct nib_stream *s, const struct nib_mat &streams, cons
     if (pre)
         around.pre = *pre;
     if (R == 1)
-        post ? launch_tight<1, true>(s, streams, fn, *m, around, tail) : launch_tight<1, false>(s, streams, fn, *m, around, tail);
+        post ? launch_tight<1, true>(s, streams, fn, *m, around, tail)
+             : launch_tight<1, false>(s, streams, fn, *m, around, tail);
     else
-        post ? launch_tight<kMixRows, true>(s, streams, fn, *m, around, tail) : launch_tight<kMixRows, false>(s, streams, fn, *m, around, tail);
+        launch_tight<kMixRows, false>(s, streams, fn, *m, around, tail);
     return tail;
 }
 
@@ -433,12 +452,13 @@ static __global__ void hc_head_rows(const struct nib_hc_head_args a, const struc
 {
     nib_grid_start();
     extern __shared__ __align__(16) float x[];
-    __shared__ double       mix[kMixMax + 1], buffer[32];
+    __shared__ double       mix[kMixMax + 1], share[kThreads], buffer[32];
     int64_t                 t = blockIdx.x, row = a.row[t];
     int                     n = a.n_hc, dim = a.streams.cols / n;
-    mix_block(m, t, a.streams.cols, a.norm_eps, mix);
+    mix_block(m, t, a.streams.cols, a.norm_eps, mix, share);
     if ((int)threadIdx.x < n)
-        mix[threadIdx.x] = sigmoid(mix[threadIdx.x] * (double)a.scale[0] + (double)a.base[threadIdx.x]) + (double)a.hc_eps;
+        mix[threadIdx.x] = sigmoid(mix[threadIdx.x] * (double)a.scale[0] + (double)a.base[threadIdx.x]) +
+                           (double)a.hc_eps;
     __syncthreads();
     collapse_block(a.streams, row, mix, n, dim, x);
     if (a.collapsed.data)

@@ -1,7 +1,7 @@
-/* Index scores on tensor cores, for dim 128 and operands that bf16 holds exactly: FP4 keys (whose queries are brought to FP4
- * too), or BF16 keys with bf16 queries. A block takes one query row and walks visible entries 64 at a time, 16 a warp: all
- * heads' products with one reading of the keys, the next ones on their way, then the weighted sum of their positive parts over heads. Products are
- * exact, sums fp32. */
+/* Index scores on tensor cores, for dim 128 and operands that bf16 holds exactly: FP4 keys (whose queries are brought
+ * to FP4 too), or BF16 keys with bf16 queries. A block takes one query row and walks visible entries 64 at a time, 16 a
+ * warp: all heads' products with one reading of the keys, the next ones on their way, then the weighted sum of their
+ * positive parts over heads. Products are exact, sums fp32. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
@@ -12,7 +12,9 @@ constexpr int kRowHalves = kDim + 8; /* the eight rows of an ldmatrix on differe
 NIB_DEVICE void ldmatrix_x4(uint32_t r[4], const uint16_t *p)
 {
     uint32_t a = (uint32_t)__cvta_generic_to_shared(p);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(a));
 }
 
 /* Eight channels of an FP4 key: a row is 64 bytes of codes and 4 scale bytes, 4-byte aligned. */
@@ -27,8 +29,10 @@ NIB_DEVICE uint4 fp4_key(const uint8_t *row, int c)
 
 constexpr int kEach = kEntries * (kDim / 8) / kThreads; /* groups of eight channels that a thread brings of a tile */
 
-/* Groups of eight channels of entries [base, base + kEntries): the addresses first, so that all reads are on their way together. */
-NIB_DEVICE void fetch_keys(const struct nib_index_select_args &a, const int32_t *page, int32_t base, int32_t visible, uint4 v[kEach])
+/* Groups of eight channels of entries [base, base + kEntries): the addresses first, so that all reads are on their way
+ * together. */
+NIB_DEVICE void fetch_keys(const struct nib_index_select_args &a, const int32_t *page, int32_t base, int32_t visible,
+                           uint4 v[kEach])
 {
     const uint8_t *row[kEach];
     int            c = threadIdx.x % (kDim / 8);
@@ -39,18 +43,22 @@ NIB_DEVICE void fetch_keys(const struct nib_index_select_args &a, const int32_t 
     }
 #pragma unroll
     for (int i = 0; i < kEach; i++)
-        v[i] = !row[i] ? make_uint4(0, 0, 0, 0) : a.keys.format == NIB_ROW_FP4 ? fp4_key(row[i], c) : ((const uint4 *)row[i])[c];
+        v[i] = !row[i]                        ? make_uint4(0, 0, 0, 0)
+               : a.keys.format == NIB_ROW_FP4 ? fp4_key(row[i], c)
+                                              : ((const uint4 *)row[i])[c];
 }
 
 NIB_DEVICE void keep_keys(uint16_t *keys, const uint4 v[kEach])
 {
 #pragma unroll
     for (int i = 0; i < kEach; i++)
-        *(uint4 *)(keys + (threadIdx.x / (kDim / 8) + i * (kThreads / (kDim / 8))) * kRowHalves + threadIdx.x % (kDim / 8) * 8) = v[i];
+        *(uint4 *)(keys + (threadIdx.x / (kDim / 8) + i * (kThreads / (kDim / 8))) * kRowHalves +
+                   threadIdx.x % (kDim / 8) * 8) = v[i];
 }
 
 static __global__ void __launch_bounds__(kThreads)
-index_scores_mma(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first, float *score, int64_t score_stride)
+    index_scores_mma(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first, float *score,
+                     int64_t score_stride)
 {
     nib_grid_start();
     extern __shared__ __align__(16) uint16_t memory[]; /* queries [heads][kRowHalves], keys [kEntries][kRowHalves] */
@@ -76,7 +84,8 @@ index_scores_mma(const struct nib_index_select_args a, const struct nib_rows row
             float x[8];
             for (int k = 0; k < 8; k++)
                 x[k] = nib_mat_get(a.q, t, (int64_t)h * kDim + c + k);
-            v = make_uint4(nib_pack_bf16x2(x[0], x[1]), nib_pack_bf16x2(x[2], x[3]), nib_pack_bf16x2(x[4], x[5]), nib_pack_bf16x2(x[6], x[7]));
+            v = make_uint4(nib_pack_bf16x2(x[0], x[1]), nib_pack_bf16x2(x[2], x[3]), nib_pack_bf16x2(x[4], x[5]),
+                           nib_pack_bf16x2(x[6], x[7]));
         }
         *(uint4 *)(q + h * kRowHalves + c) = v;
     }
@@ -106,7 +115,8 @@ index_scores_mma(const struct nib_index_select_args a, const struct nib_rows row
             }
             for (int nt = 0; nt < 2; nt++)
                 for (int c = 0; c < 4; c++) {
-                    float d = bf16 ? nib_bf16_rounded(dot[nt][c]) : dot[nt][c], w = weight[h + nt * 8 + lane % 4 * 2 + c % 2];
+                    float d = bf16 ? nib_bf16_rounded(dot[nt][c]) : dot[nt][c],
+                          w = weight[h + nt * 8 + lane % 4 * 2 + c % 2];
                     sum[c / 2] = fmaf(w, d < 0 ? 0 : d, sum[c / 2]); /* NaN passes */
                 }
         }
@@ -130,7 +140,8 @@ bool nib_cuda_index_mma_takes(const struct nib_index_select_args *a)
     return exact && a->dim == kDim && a->n_heads <= kHeadsMax && (uintptr_t)a->keys.base % 16 == 0;
 }
 
-void nib_cuda_index_mma(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n, int64_t n_entries)
+void nib_cuda_index_mma(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n,
+                        int64_t n_entries)
 {
     size_t  bytes = (size_t)((a->n_heads + 15) / 16 * 16 + kEntries) * kRowHalves * 2;
     int64_t blocks = (n_entries + kEntries - 1) / kEntries, most = 8 * (int64_t)s->n_sms / n + 1;

@@ -1,5 +1,6 @@
-/* The exact largest k of a row's scores, ascending, ties to the lowest entry: a radix selection that keeps the scores in registers
- * and reads them once. Up to eight blocks share a row, as a cluster that adds up its histograms in shared memory.
+/* The exact largest k of a row's scores, ascending, ties to the lowest entry: a radix selection that keeps the scores
+ * in registers and reads them once. Up to eight blocks share a row, as a cluster that adds up its histograms in shared
+ * memory.
  *
  * A warp holds entries that follow one another, 32 at a time, so votes give each its rank. */
 #include "backend/cuda/cuda.h"
@@ -8,7 +9,8 @@
 #include "backend/cuda/device/rows.cuh"
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kKeys = 32, kClusterMost = 8;
-constexpr int kBins = 256, kCopies = 8; /* most scores share their first digit: lanes count in histograms of their own */
+constexpr int kBins = 256,
+              kCopies = 8; /* most scores share their first digit: lanes count in histograms of their own */
 
 struct take_shared {
     int32_t copies[kBins * kCopies];
@@ -29,7 +31,8 @@ NIB_DEVICE uint32_t score_key(float v)
 }
 
 /* Counts of the digit at `shift` over the cluster, of keys that agree with the cut so far. */
-NIB_DEVICE void count_digits(struct take_shared *m, const uint32_t key[kKeys], int32_t n_held, uint32_t cut, int shift, int turn)
+NIB_DEVICE void count_digits(struct take_shared *m, const uint32_t key[kKeys], int32_t n_held, uint32_t cut, int shift,
+                             int turn)
 {
     for (int i = threadIdx.x; i < kBins * kCopies; i += kThreads)
         m->copies[i] = 0;
@@ -53,7 +56,8 @@ NIB_DEVICE void count_digits(struct take_shared *m, const uint32_t key[kKeys], i
     if (threadIdx.x < kBins) {
         int32_t sum = 0;
         for (uint32_t b = 0; b < n_blocks; b++)
-            sum += n_blocks > 1 ? nib_cluster_load(&m->histogram[turn][threadIdx.x], b) : m->histogram[turn][threadIdx.x];
+            sum += n_blocks > 1 ? nib_cluster_load(&m->histogram[turn][threadIdx.x], b)
+                                : m->histogram[turn][threadIdx.x];
         m->total[threadIdx.x] = sum;
     }
     __syncthreads();
@@ -110,7 +114,8 @@ NIB_DEVICE void count_before(struct take_shared *m, int32_t *above, int32_t *equ
 
 /* Grid (blocks of a row, rows), a row's blocks one cluster. */
 static __global__ void __launch_bounds__(kThreads, 1)
-index_take(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first, const float *score, int64_t score_stride)
+    index_take(const struct nib_index_select_args a, const struct nib_rows rows, int32_t first, const float *score,
+               int64_t score_stride)
 {
     nib_grid_start();
     __shared__ struct take_shared m;
@@ -126,8 +131,10 @@ index_take(const struct nib_index_select_args a, const struct nib_rows rows, int
     }
     if (visible <= a.top_k || n == 0) /* for all blocks of the cluster */
         return;
-    int32_t      n_blocks = (int32_t)nib_cluster_size(), passes = (visible + n_blocks * kThreads - 1) / (n_blocks * kThreads);
-    int32_t      begin = ((int32_t)nib_cluster_rank() * kWarps + warp) * passes * 32 + lane; /* entry i of the thread: + 32 * i */
+    int32_t n_blocks = (int32_t)nib_cluster_size(),
+            passes = (visible + n_blocks * kThreads - 1) / (n_blocks * kThreads);
+    int32_t begin = ((int32_t)nib_cluster_rank() * kWarps + warp) * passes * 32 +
+                    lane; /* entry i of the thread: + 32 * i */
     const float *row = score + blockIdx.y * score_stride;
     int32_t      n_held = min(passes, max(0, (visible - begin + 31) / 32));
     uint32_t     key[kKeys], cut = 0;
@@ -173,13 +180,15 @@ index_take(const struct nib_index_select_args a, const struct nib_rows rows, int
         nib_cluster_sync(); /* others may still read this block's memory */
 }
 
-bool nib_cuda_index_take(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n, int64_t n_entries)
+bool nib_cuda_index_take(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n,
+                         int64_t n_entries)
 {
     unsigned cluster = 1;
     while (cluster < kClusterMost && (int64_t)cluster * kThreads * kKeys < n_entries - 1)
         cluster *= 2;
     if ((int64_t)cluster * kThreads * kKeys < n_entries - 1)
         return false;
-    nib_launch_cluster(s, cluster, index_take, dim3(cluster, (unsigned)n), kThreads, 0, *a, *a->rows, first, (const float *)s->score, n_entries);
+    nib_launch_cluster(s, cluster, index_take, dim3(cluster, (unsigned)n), kThreads, 0, *a, *a->rows, first,
+                       (const float *)s->score, n_entries);
     return true;
 }

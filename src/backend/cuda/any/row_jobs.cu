@@ -1,9 +1,9 @@
-/* Row-wise steps launched together: norm, window rows, entries and ring of the compressors, queries. A block is one row of one
- * job (some heads of it for queries). Ops put their job here and return; the next launch, copy or wait runs what is there first
- * (nib_launch(), cuda.c), so the order of the stream holds.
+/* Row-wise steps launched together: norm, window rows, entries and ring of the compressors, queries. A block is one row
+ * of one job (some heads of it for queries). Ops put their job here and return; the next launch, copy or wait runs what
+ * is there first (nib_launch(), cuda.c), so the order of the stream holds.
  *
- * Jobs of one launch do not depend on each other; what would is launched before. Rows go into a compressor's ring only after all
- * entries have read it, hence with the jobs of the next launch. */
+ * Jobs of one launch do not depend on each other; what would is launched before. Rows go into a compressor's ring only
+ * after all entries have read it, hence with the jobs of the next launch. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/row_compress.cuh"
@@ -138,7 +138,8 @@ static bool may_wait_beside(const struct nib_cuda_job *a, const struct nib_cuda_
     bool                  compress_a = a->kind == NIB_CUDA_JOB_EMIT || a->kind == NIB_CUDA_JOB_PUSH;
     bool                  compress_b = b->kind == NIB_CUDA_JOB_EMIT || b->kind == NIB_CUDA_JOB_PUSH;
     if (compress_a && compress_b &&
-        (a->args.compress.frontier.kv == b->args.compress.frontier.kv || a->args.compress.entries.base == b->args.compress.entries.base))
+        (a->args.compress.frontier.kv == b->args.compress.frontier.kv ||
+         a->args.compress.entries.base == b->args.compress.entries.base))
         return false;
     if (a->kind == b->kind && !compress_a)
         return false;

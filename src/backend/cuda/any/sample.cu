@@ -1,5 +1,6 @@
-/* Drawing the next token: many blocks a row find its largest logit and the sum of its softmax, then one block a row draws. Cuts are thresholds on ordered bits, found by bisection, so nothing is sorted;
- * sums run over fixed shares of the vocabulary in fp64 and are then added in order. */
+/* Drawing the next token: many blocks a row find its largest logit and the sum of its softmax, then one block a row
+ * draws. Cuts are thresholds on ordered bits, found by bisection, so nothing is sorted; sums run over fixed shares of
+ * the vocabulary in fp64 and are then added in order. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
@@ -212,7 +213,7 @@ sample_slices(const struct nib_sample_args a, int32_t first, int32_t length, dou
     __shared__ double buffer[32];
     __shared__ float  warp_most[kSliceThreads / 32];
     __shared__ int    warp_best[kSliceThreads / 32];
-    int32_t           n = a.logits.cols, begin = (int32_t)blockIdx.x * length, end = min(begin + length, n), best = kNothing;
+    int32_t n = a.logits.cols, begin = (int32_t)blockIdx.x * length, end = min(begin + length, n), best = kNothing;
     const float      *logits = (const float *)a.logits.data + (first + (int64_t)blockIdx.y) * a.logits.stride;
     bool              bad = false;
     float             most = -INFINITY;
@@ -257,24 +258,29 @@ sample_slices(const struct nib_sample_args a, int32_t first, int32_t length, dou
     }
 }
 
-/* A row's slices as one; *sum: of exp(logit - most). */
-NIB_DEVICE int32_t whole_row(const struct slice *part, int32_t n_slices, double *sum, double *most)
+/* A row's slices as one, a thread a slice; *sum: of exp(logit - most). share: [kSlicesMost] in shared memory. */
+NIB_DEVICE int32_t whole_row(const struct slice *part, int32_t n_slices, double *share, double *sum, double *most)
 {
     int32_t best = kNothing;
     float   top = -INFINITY;
-    *sum = 0;
+    bool    bad = false;
     for (int32_t i = 0; i < n_slices; i++) {
-        if (part[i].best == kBad)
-            return kBad;
+        bad |= part[i].best == kBad;
         if (part[i].best >= 0 && (best < 0 || part[i].most > top)) {
             top = part[i].most;
             best = part[i].best;
         }
     }
     *most = (double)top;
-    for (int32_t i = 0; i < n_slices && best >= 0; i++)
-        *sum += part[i].best >= 0 ? part[i].sum * exp((double)part[i].most - (double)top) : 0;
-    return best;
+    if ((int32_t)threadIdx.x < n_slices)
+        share[threadIdx.x] = best >= 0 && part[threadIdx.x].best >= 0
+                                 ? part[threadIdx.x].sum * exp((double)part[threadIdx.x].most - (double)top)
+                                 : 0;
+    __syncthreads();
+    *sum = 0;
+    for (int32_t i = 0; i < n_slices; i++)
+        *sum += share[i];
+    return bad ? kBad : best;
 }
 
 static __global__ void __launch_bounds__(kThreads)
@@ -284,14 +290,15 @@ sample_rows(const struct nib_sample_args a, int32_t first, int32_t n_slices, dou
     __shared__ double       buffer[kThreads];
     __shared__ int32_t      index[kThreads];
     __shared__ struct slice part[kSlicesMost];
+    __shared__ double       share[kSlicesMost];
     int64_t                 t = first + (int64_t)blockIdx.x;
     int32_t                 n = a.logits.cols;
-    struct draw             d = {n, scratch + (int64_t)blockIdx.x * 2 * n, scratch + (int64_t)blockIdx.x * 2 * n + n, buffer};
+    struct draw d = {n, scratch + (int64_t)blockIdx.x * 2 * n, scratch + (int64_t)blockIdx.x * 2 * n + n, buffer};
     double                  sum, most;
     if ((int32_t)threadIdx.x < n_slices)
         part[threadIdx.x] = ((const struct slice *)d.z)[threadIdx.x];
     __syncthreads();
-    int32_t best = whole_row(part, n_slices, &sum, &most);
+    int32_t best = whole_row(part, n_slices, share, &sum, &most);
     bool    plain = a.row[t].temperature < 1e-5f && a.row[t].history_count == 0;
     int32_t token = best < 0 ? -1 : plain ? best : sample_row(a, t, d, index);
     if (threadIdx.x == 0) {
@@ -308,7 +315,8 @@ enum nib_status nib_cuda_sample(struct nib_stream *s, const struct nib_sample_ar
     int32_t length = (vocab + n_slices - 1) / n_slices;
     for (int32_t first = 0; first < a->n; first += n) {
         n = a->n - first < s->n_sample_rows ? a->n - first : s->n_sample_rows;
-        nib_launch(s, sample_slices, dim3((unsigned)n_slices, (unsigned)n), kSliceThreads, 0, *a, first, length, s->sample);
+        nib_launch(s, sample_slices, dim3((unsigned)n_slices, (unsigned)n), kSliceThreads, 0, *a, first, length,
+                   s->sample);
         nib_launch(s, sample_rows, (unsigned)n, kThreads, 0, *a, first, n_slices, s->sample);
     }
     return nib_cuda_check(s, cudaGetLastError(), "sample");

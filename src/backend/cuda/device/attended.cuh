@@ -1,5 +1,5 @@
-/* What a query attends to, and the attended rows of 512 channels decoded to bf16. Every decoded value is exact: NVFP4 rows leave
- * their row scale out, which multiplies scores and weights instead. */
+/* What a query attends to, and the attended rows of 512 channels decoded to bf16. Every decoded value is exact: NVFP4
+ * rows leave their row scale out, which multiplies scores and weights instead. */
 #ifndef NIB_CUDA_ATTENDED_CUH
 #define NIB_CUDA_ATTENDED_CUH
 
@@ -31,7 +31,9 @@ NIB_DEVICE struct nib_attended nib_attended_by(const struct nib_attend_args &a, 
 NIB_DEVICE void nib_ldmatrix_x4(uint32_t r[4], const uint16_t *p)
 {
     uint32_t a = (uint32_t)__cvta_generic_to_shared(p);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(a));
 }
 
 NIB_DEVICE void nib_ldmatrix_x4_trans(uint32_t r[4], const uint16_t *p)

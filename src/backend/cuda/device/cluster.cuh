@@ -54,7 +54,10 @@ NIB_DEVICE float nib_cluster_load_f32(const float *p, uint32_t rank)
 NIB_DEVICE void nib_cluster_load_f32x4(const float *p, uint32_t rank, float v[4])
 {
     uint32_t there = nib_cluster_at(p, rank);
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(there) : "memory");
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                 : "r"(there)
+                 : "memory");
 }
 
 #endif

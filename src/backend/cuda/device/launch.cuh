@@ -1,7 +1,7 @@
 /* Launches that overlap: a kernel may start while the one before it in the stream still runs, and waits where it first
  * touches memory that others write. Every kernel launched by nib_launch() begins with nib_grid_start(), or with
- * nib_grid_release() and, before its first such access, nib_grid_wait(). Completion of a kernel includes that of all before
- * it, so the order of the stream holds. */
+ * nib_grid_release() and, before its first such access, nib_grid_wait(). Completion of a kernel includes that of all
+ * before it, so the order of the stream holds. */
 #ifndef NIB_CUDA_LAUNCH_CUH
 #define NIB_CUDA_LAUNCH_CUH
 
@@ -27,11 +27,11 @@ static __device__ __forceinline__ void nib_grid_start(void)
     nib_grid_wait();
 }
 
-/* Behind the work that waits, kernel<<<grid, threads, bytes, s->handle>>>(args) with that overlap, `cluster` blocks of a row of the
- * grid together (1: no cluster). Errors stay with cudaGetLastError(). */
-template <typename... P, typename... A>
-static void nib_launch_cluster(struct nib_stream *s, unsigned cluster, void (*kernel)(P...), dim3 grid, unsigned threads, size_t bytes,
-                               A... args)
+/* Behind the work that waits, kernel<<<grid, threads, bytes, s->handle>>>(args) with that overlap, `cluster` blocks of
+ * a row of the grid together (1: no cluster). Errors stay with cudaGetLastError(). */
+template <typename... P, typename... A> static void nib_launch_cluster(struct nib_stream *s, unsigned cluster,
+                                                                       void (*kernel)(P...), dim3 grid,
+                                                                       unsigned threads, size_t bytes, A... args)
 {
     if (s->jobs.n > 0 || s->post_waits)
         nib_cuda_flush(s);

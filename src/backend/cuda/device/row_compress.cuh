@@ -1,11 +1,12 @@
-/* Bodies of the compressor for a block of row_jobs.cu: the entry that a row completes, pooled with a thread for a few channels,
- * and the step's last raw rows into the ring. */
+/* Bodies of the compressor for a block of row_jobs.cu: the entry that a row completes, pooled with a thread for a few
+ * channels, and the step's last raw rows into the ring. */
 #ifndef NIB_CUDA_ROW_COMPRESS_CUH
 #define NIB_CUDA_ROW_COMPRESS_CUH
 
 #include "backend/cuda/device/row_norm.cuh"
 
-NIB_DEVICE float score_of_row(const struct nib_compress_args &a, const struct nib_rows &rows, int64_t t, int32_t channel)
+NIB_DEVICE float score_of_row(const struct nib_compress_args &a, const struct nib_rows &rows, int64_t t,
+                              int32_t channel)
 {
     return ((const float *)a.gate.data)[t * a.gate.stride + channel] +
            a.ape[(int64_t)(rows.pos[t] % a.ratio) * a.gate.cols + channel];
@@ -17,8 +18,8 @@ struct source {
     int64_t slot;
 };
 
-NIB_DEVICE void source_get(const struct nib_compress_args &a, const struct nib_rows &rows, const struct source &src, int32_t pos,
-                           int32_t channel, float *value, float *score)
+NIB_DEVICE void source_get(const struct nib_compress_args &a, const struct nib_rows &rows, const struct source &src,
+                           int32_t pos, int32_t channel, float *value, float *score)
 {
     if (pos >= src.first_pos) {
         int64_t t = src.first_row + pos - src.first_pos;
@@ -31,7 +32,8 @@ NIB_DEVICE void source_get(const struct nib_compress_args &a, const struct nib_r
     }
 }
 
-NIB_DEVICE float pool(const struct nib_compress_args &a, const struct nib_rows &rows, const struct source &src, int32_t e, int32_t channel)
+NIB_DEVICE float pool(const struct nib_compress_args &a, const struct nib_rows &rows, const struct source &src,
+                      int32_t e, int32_t channel)
 {
     int32_t own = e * a.ratio, begin = max(a.overlap ? own - a.ratio : own, rows.first_pos);
     float   most = -INFINITY, value, score;
@@ -51,7 +53,8 @@ NIB_DEVICE float pool(const struct nib_compress_args &a, const struct nib_rows &
     return nan ? NAN : (float)(weighted / sum);
 }
 
-NIB_DEVICE void emit_entry(const struct nib_compress_args &a, const struct nib_rows &rows, int64_t t, float *x, struct row_buffers *b)
+NIB_DEVICE void emit_entry(const struct nib_compress_args &a, const struct nib_rows &rows, int64_t t, float *x,
+                           struct row_buffers *b)
 {
     int32_t pos = rows.pos[t], seq = rows.seq[t], e = pos / a.ratio, first = rows.seq_start[seq];
     if ((pos + 1) % a.ratio != 0)

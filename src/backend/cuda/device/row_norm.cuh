@@ -1,5 +1,5 @@
-/* Bodies of the row-wise steps around a layer's projections, for a block of kRowThreads threads (row_jobs.cu): norm, the window
- * row, queries of attention and of the index. Each row is read once and written once. */
+/* Bodies of the row-wise steps around a layer's projections, for a block of kRowThreads threads (row_jobs.cu): norm,
+ * the window row, queries of attention and of the index. Each row is read once and written once. */
 #ifndef NIB_CUDA_ROW_NORM_CUH
 #define NIB_CUDA_ROW_NORM_CUH
 
@@ -32,7 +32,8 @@ NIB_DEVICE void norm_row(const struct nib_norm_args &a, int64_t t, float *x, str
     nib_act_store_block(a.y, t, x, b->most);
 }
 
-NIB_DEVICE void kv_insert_row(const struct nib_kv_insert_args &a, const struct nib_rows &rows, int64_t t, float *x, struct row_buffers *b)
+NIB_DEVICE void kv_insert_row(const struct nib_kv_insert_args &a, const struct nib_rows &rows, int64_t t, float *x,
+                              struct row_buffers *b)
 {
     int32_t d = a.kv.cols, pos = rows.pos[t];
     bool    bf16 = a.kv.dtype == NIB_DTYPE_BF16;
@@ -64,7 +65,8 @@ NIB_DEVICE void rotate_query_pair(float *even, float *odd, bool bf16, float cosi
 }
 
 /* A head of 512 channels: a lane keeps eight of either half. */
-NIB_DEVICE void query_head_512(const struct nib_q_rope_args &a, const struct nib_rows &rows, int64_t t, int h, float *angle)
+NIB_DEVICE void query_head_512(const struct nib_q_rope_args &a, const struct nib_rows &rows, int64_t t, int h,
+                               float *angle)
 {
     constexpr int d = 512;
     int           lane = threadIdx.x % 32, first = d - a.rope.n_rot;
@@ -99,9 +101,10 @@ NIB_DEVICE void query_head_512(const struct nib_q_rope_args &a, const struct nib
     }
 }
 
-NIB_DEVICE void query_heads(const struct nib_q_rope_args &a, const struct nib_rows &rows, int64_t t, int group, struct row_buffers *b)
+NIB_DEVICE void query_heads(const struct nib_q_rope_args &a, const struct nib_rows &rows, int64_t t, int group,
+                            struct row_buffers *b)
 {
-    int     h = group * kQueryHeads + threadIdx.x / 32, lane = threadIdx.x % 32, d = a.head_dim, first = d - a.rope.n_rot;
+    int h = group * kQueryHeads + threadIdx.x / 32, lane = threadIdx.x % 32, d = a.head_dim, first = d - a.rope.n_rot;
     int64_t col = (int64_t)h * d;
     double  sum = 0;
     bool    bf16 = a.q.dtype == NIB_DTYPE_BF16;
@@ -120,7 +123,8 @@ NIB_DEVICE void query_heads(const struct nib_q_rope_args &a, const struct nib_ro
     for (int i = lane; i < first; i += 32)
         nib_mat_set(a.q, t, col + i, nib_mat_get(a.q, t, col + i) * r);
     for (int i = lane; i < a.rope.n_rot / 2; i += 32) {
-        float even = nib_mat_get(a.q, t, col + first + 2 * i) * r, odd = nib_mat_get(a.q, t, col + first + 2 * i + 1) * r;
+        float even = nib_mat_get(a.q, t, col + first + 2 * i) * r,
+              odd = nib_mat_get(a.q, t, col + first + 2 * i + 1) * r;
         rotate_query_pair(&even, &odd, bf16, b->angle[i], b->angle[a.rope.n_rot / 2 + i]);
         nib_mat_set(a.q, t, col + first + 2 * i, even);
         nib_mat_set(a.q, t, col + first + 2 * i + 1, odd);
@@ -128,8 +132,8 @@ NIB_DEVICE void query_heads(const struct nib_q_rope_args &a, const struct nib_ro
 }
 
 /* A head of an index query brought to the form of its keys; nothing where all entries are taken unscored. */
-NIB_DEVICE void index_query_head(const struct nib_index_select_args &a, const struct nib_rows &rows, int64_t t, int head, float *x,
-                                 struct row_buffers *b)
+NIB_DEVICE void index_query_head(const struct nib_index_select_args &a, const struct nib_rows &rows, int64_t t,
+                                 int head, float *x, struct row_buffers *b)
 {
     int64_t col = (int64_t)head * a.dim;
     bool    bf16 = a.q.dtype == NIB_DTYPE_BF16;
