@@ -4,9 +4,6 @@
  * the row's fix, then times both scales in fp32. */
 
 #define STEP_CHANNELS (16 * VEC_FLOATS)
-/* Channels of 12 outputs that are decoded at a time, a byte each. */
-#define CODE_TILE_K   512
-#define TILE_STEPS    (CODE_TILE_K / STEP_CHANNELS)
 /* Channels whose packed bytes a step needs whole. */
 #define STEP_SPAN (STEP_CHANNELS > NIB_CPU_GROUP ? STEP_CHANNELS : NIB_CPU_GROUP)
 
@@ -103,106 +100,27 @@ BODY void stream_codes(const int rows, const bool mx, const struct nib_cpu_tile 
     }
 }
 
-/* Add n opened steps from k0 to rows x outs sums. */
-BODY void codes_block(const int rows, const int outs, const struct nib_cpu_code_row *const *x, int64_t step0,
-                      const uint8_t *u, const float *s, int32_t n, float *acc)
+/* The rows of a tile from row r on, four at most. */
+BODY void stream_part(const bool mx, const struct nib_cpu_tile *t, int32_t r)
 {
-    for (int32_t step = 0; step < n; step++) {
-        code_sum sum[CODE_BLOCK_ROWS][CODE_BLOCK_OUTS] = {{{0}}};
-        UNROLL for (int i = 0; i < 4; i++)
-            UNROLL for (int o = 0; o < outs; o++)
-            {
-                u8_vec wv = *(const u8_vec *)(const void *)(u + o * CODE_TILE_K + step * STEP_CHANNELS + i * VEC_BYTES);
-                UNROLL for (int r = 0; r < rows; r++)
-                    codes_dot(&sum[r][o], &wv, x[r]->codes + (step0 + step) * STEP_CHANNELS + i * VEC_BYTES);
-            }
-        UNROLL for (int r = 0; r < rows; r++)
-        {
-            vec xs = *(const vec_at *)(x[r]->scales + (step0 + step) * VEC_FLOATS);
-            UNROLL for (int o = 0; o < outs; o++)
-            {
-                vec  f, *to = (vec *)(void *)(acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES);
-                codes_sum(&sum[r][o], x[r]->fix + (step0 + step) * VEC_FLOATS, &f);
-                f *= *(const vec *)(const void *)(s + o * (CODE_TILE_K / 16) + step * VEC_FLOATS);
-                VEC_FMA(*to, f, xs);
-            }
-        }
+    struct nib_cpu_tile part = *t;
+    part.n_rows = t->n_rows - r < STREAM_ROWS ? t->n_rows - r : STREAM_ROWS;
+    part.xi += r;
+    part.y += r * NIB_CPU_TILE_OUTS;
+    switch (part.n_rows) {
+    case 1: stream_codes(1, mx, &part); break;
+    case 2: stream_codes(2, mx, &part); break;
+    case 3: stream_codes(3, mx, &part); break;
+    default: stream_codes(4, mx, &part); break;
     }
 }
 
-OWN void codes_block_all(const struct nib_cpu_code_row *const *x, int64_t step0, const uint8_t *u, const float *s,
-                         int32_t n, float *acc)
-{
-    codes_block(CODE_BLOCK_ROWS, CODE_BLOCK_OUTS, x, step0, u, s, n, acc);
-}
-
-OWN void codes_block_row(const struct nib_cpu_code_row *const *x, int64_t step0, const uint8_t *u, const float *s,
-                         int32_t n, float *acc)
-{
-    codes_block(1, CODE_BLOCK_OUTS, x, step0, u, s, n, acc);
-}
-
-OWN void codes_block_out(const struct nib_cpu_code_row *const *x, int64_t step0, const uint8_t *u, const float *s,
-                         int32_t n, float *acc)
-{
-    codes_block(CODE_BLOCK_ROWS, 1, x, step0, u, s, n, acc);
-}
-
-OWN void codes_block_one(const struct nib_cpu_code_row *const *x, int64_t step0, const uint8_t *u, const float *s,
-                         int32_t n, float *acc)
-{
-    codes_block(1, 1, x, step0, u, s, n, acc);
-}
-
-static void codes_blocks(const struct nib_cpu_tile *t, int64_t step0, const uint8_t *u, const float *s, int32_t n,
-                         float *acc)
-{
-    for (int32_t o = 0; o < t->n_outs;) {
-        bool           outs = t->n_outs - o >= CODE_BLOCK_OUTS;
-        const uint8_t *uo = u + o * CODE_TILE_K;
-        const float   *so = s + o * (CODE_TILE_K / 16);
-        for (int32_t r = 0; r < t->n_rows;) {
-            bool   rows = t->n_rows - r >= CODE_BLOCK_ROWS;
-            float *sums = acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES;
-            if (rows)
-                (outs ? codes_block_all : codes_block_out)(t->xi + r, step0, uo, so, n, sums);
-            else
-                (outs ? codes_block_row : codes_block_one)(t->xi + r, step0, uo, so, n, sums);
-            r += rows ? CODE_BLOCK_ROWS : 1;
-        }
-        o += outs ? CODE_BLOCK_OUTS : 1;
-    }
-}
-
+/* Codes are decoded so quickly that any number of rows takes them from the stored bytes, four at a time: the tile's bytes are in
+ * the L2 cache from the second time on. */
 BODY void tile_codes_of(const bool mx, const struct nib_cpu_tile *t)
 {
-    switch (t->n_rows) {
-    case 1: stream_codes(1, mx, t); return;
-    case 2: stream_codes(2, mx, t); return;
-    case 3: stream_codes(3, mx, t); return;
-    case 4: stream_codes(4, mx, t); return;
-    default: break;
-    }
-    uint8_t *u = (uint8_t *)t->work;
-    float   *s = t->work + NIB_CPU_TILE_OUTS * CODE_TILE_K / 4;
-    float   *acc = s + NIB_CPU_TILE_OUTS * CODE_TILE_K / 16;
-    int32_t  n_steps = (t->w->n_in + STEP_CHANNELS - 1) / STEP_CHANNELS;
-    memset(acc, 0, sizeof(float) * NIB_CPU_LANES * NIB_CPU_TILE_OUTS * (size_t)t->n_rows);
-    for (int32_t step = 0; step < n_steps; step += TILE_STEPS) {
-        int32_t n = n_steps - step < TILE_STEPS ? n_steps - step : TILE_STEPS;
-        for (int32_t o = 0; o < t->n_outs; o++)
-            for (int32_t i = 0; i < n; i++) {
-                struct last_group last;
-                step_of(mx, t->w, t->out + o, step + i, &last,
-                        (u8_vec *)(void *)(u + o * CODE_TILE_K + i * STEP_CHANNELS),
-                        (vec *)(void *)(s + o * (CODE_TILE_K / 16) + i * VEC_FLOATS));
-            }
-        codes_blocks(t, step, u, s, n, acc);
-    }
-    for (int32_t r = 0; r < t->n_rows; r++)
-        for (int32_t o = 0; o < t->n_outs; o++)
-            t->y[r * NIB_CPU_TILE_OUTS + o] =
-                codes_result(t, r, (const vec *)(void *)(acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES));
+    for (int32_t r = 0; r < t->n_rows; r += STREAM_ROWS)
+        stream_part(mx, t, r);
 }
 
 OWN void tile_codes_mxfp4(const struct nib_cpu_tile *t) { tile_codes_of(true, t); }

@@ -10,9 +10,10 @@
 #include <immintrin.h>
 
 /* 16 lanes are 2 registers: 2 rows by 3 outputs take 12 of 16, and 10 loads feed 24 operations. Group tiles have one
- * chain at a time: 3 rows by 4 outputs are 12 sums, 3 row vectors and one weight. */
+ * chain at a time: 2 rows by 3 outputs are 6 sums, 6 of a group, 2 row vectors and one weight; so are 3 rows by 2. */
 #define VEC_BYTES        32
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm256_fmadd_ps((__m256)(b), (__m256)(c), (__m256)(a)))
+/* Keep a value in a register, and a pointer from being taken apart. */
 #define VEC_KEEP(v)      __asm__("" : "+x"(v))
 #define VEC_OPAQUE(p)    __asm__("" : "+r"(p))
 #define DOT_ROWS         2
@@ -20,8 +21,6 @@
 #define SPLIT_ROWS       4
 #define TILE_OUTS_3      2
 #define TILE_OUTS_2      3
-#define CODE_BLOCK_ROWS  3
-#define CODE_BLOCK_OUTS  4
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)

@@ -8,7 +8,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* One register holds a sum's 16 lanes: 4 rows by 6 outputs are 24 sums of 32 registers. */
+/* One register holds a sum's 16 lanes: 2 rows by 6 outputs, or 3 by 4, are 12 sums and 12 of a
+ * group of 32 registers. */
 #define VEC_BYTES        64
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
 #define VEC_KEEP(v)
@@ -18,8 +19,6 @@
 #define DOT_OUTS         4
 #define TILE_OUTS_3      4
 #define TILE_OUTS_2      6
-#define CODE_BLOCK_ROWS  4
-#define CODE_BLOCK_OUTS  6
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)

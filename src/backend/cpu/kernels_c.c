@@ -14,8 +14,6 @@
 #define DOT_OUTS         1
 #define TILE_OUTS_3      1
 #define TILE_OUTS_2      2
-#define CODE_BLOCK_ROWS  2
-#define CODE_BLOCK_OUTS  2
 
 #include "backend/cpu/body_vector.h"
 #include "backend/cpu/body_decode.h"

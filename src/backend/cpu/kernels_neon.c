@@ -7,7 +7,8 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
-/* 16 lanes are 4 of 32 registers: 3 rows by 2 outputs of them, and group tiles of 4 rows by 6 outputs of one. */
+/* 16 lanes are 4 of 32 registers: 3 rows by 2 outputs of them, and group tiles of 2 rows by 6 outputs of
+ * one, or 3 by 4, with their sums. */
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) = (vec)vfmaq_f32((float32x4_t)(a), (float32x4_t)(b), (float32x4_t)(c)))
 #define VEC_KEEP(v)
@@ -17,8 +18,6 @@
 #define DOT_OUTS         2
 #define TILE_OUTS_3      4
 #define TILE_OUTS_2      6
-#define CODE_BLOCK_ROWS  4
-#define CODE_BLOCK_OUTS  4
 
 #include "backend/cpu/body_vector.h"
 #include "backend/cpu/body_decode.h"

@@ -9,8 +9,6 @@
 
 #define VEC_BYTES        64
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
-#define CODE_BLOCK_ROWS  4
-#define CODE_BLOCK_OUTS  6
 
 /* Of the bodies only what the integer products need is used. */
 #pragma GCC diagnostic ignored "-Wunused-function"
