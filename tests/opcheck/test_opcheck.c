@@ -1,6 +1,6 @@
 /* The op checker's program: runs every check on fresh seeds and sums up.
  *
- *   test_opcheck [--seed N] [--op NAME] [--n N] [--rows many] [--format nvfp4] [--backend NAME] [--cpu LEVEL]
+ *   test_opcheck [--seed N] [--op NAME] [--n N] [--rows many] [--columns many] [--format nvfp4] [--backend NAME] [--cpu LEVEL]
  *
  * With --backend only that one is held to ref, in one variant.
  * A failure prints op, variant, shape, seed and the worst element; the same --seed (and --n) makes the same cases. */
@@ -64,12 +64,14 @@ static bool tables_are_complete(void)
     return true;
 }
 
-static int run_check(int which, uint64_t seed, int32_t n_cases, bool many, bool nvfp4, int64_t *n_checks)
+static int run_check(int which, const struct oc_case *like, int32_t n_cases)
 {
     int n_failed = 0;
     for (int32_t i = 0; i < n_cases && n_failed < 5; i++) {
-        struct oc_case c = {.op = checks[which].name, .seed = seed, .index = i, .many = many, .nvfp4 = nvfp4, .n_checks = n_checks};
-        c.rng = (seed * 1000003 + (uint64_t)which) * 1000003 + (uint64_t)i;
+        struct oc_case c = *like;
+        c.op = checks[which].name;
+        c.index = i;
+        c.rng = (c.seed * 1000003 + (uint64_t)which) * 1000003 + (uint64_t)i;
         checks[which].run(&c);
         n_failed += c.failed;
         oc_case_free(&c);
@@ -82,7 +84,7 @@ int main(int argc, char **argv)
     uint64_t    seed = (uint64_t)time(NULL) * 1000 + (uint64_t)clock() % 1000;
     const char *op = NULL, *backend = NULL, *level = NULL;
     int32_t     n_cases = 0;
-    bool        many = false, nvfp4 = false;
+    bool        many = false, deep = false, nvfp4 = false;
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--seed") == 0)
             seed = strtoull(argv[i + 1], NULL, 10);
@@ -96,6 +98,8 @@ int main(int argc, char **argv)
             many = true;
         else if (strcmp(argv[i], "--format") == 0 && strcmp(argv[i + 1], "nvfp4") == 0)
             nvfp4 = true;
+        else if (strcmp(argv[i], "--columns") == 0 && strcmp(argv[i + 1], "many") == 0)
+            deep = true;
         else if (strcmp(argv[i], "--backend") == 0)
             backend = argv[i + 1];
         else
@@ -111,11 +115,12 @@ int main(int argc, char **argv)
         return 1;
     int64_t n_checks = 0;
     int     n_failed = 0, n_ops = 0;
+    const struct oc_case like = {.seed = seed, .many = many, .deep = deep, .nvfp4 = nvfp4, .n_checks = &n_checks};
     for (int i = 0; i < N_CHECKS; i++) {
         if (op && strcmp(op, checks[i].name) != 0)
             continue;
         clock_t start = clock();
-        int     failed = run_check(i, seed, n_cases ? n_cases : checks[i].cases, many, nvfp4, &n_checks);
+        int     failed = run_check(i, &like, n_cases ? n_cases : checks[i].cases);
         n_failed += failed;
         n_ops++;
         printf("%-13s %s, %.1f s\n", checks[i].name, failed ? "FAILED" : "ok",

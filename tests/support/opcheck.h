@@ -29,6 +29,7 @@ struct oc_case {
     uint64_t         seed, rng;
     int32_t          index;
     bool             many; /* --rows many: prompts on tiles only, in bf16, where a check knows them */
+    bool             deep; /* --columns many: rows as wide as a model's on tiles only, in bf16, likewise */
     bool             nvfp4; /* --format nvfp4: NVFP4 rows, of NVFP4 weights, where a check has them */
     bool             failed;
     int64_t         *n_checks;

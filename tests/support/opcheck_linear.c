@@ -171,7 +171,12 @@ void oc_check_linear(struct oc_case *c)
         n = oc_range(c, 97, c->many ? 140 : OC_ROWS_MOST);
         n_in = 64 * oc_range(c, 1, c->many ? 5 : 12);
     }
-    if (c->many) {
+    if (c->deep) {
+        n = oc_range(c, 1, 18);
+        n_in = 64 * oc_range(c, 13, oc_chance(c, 0.3) ? 280 : 70);
+        many = true; /* whole tiles */
+    }
+    if (c->many || c->deep) {
         dtype = NIB_DTYPE_BF16;
         act = NIB_ACT_PLAIN;
     }

@@ -216,10 +216,17 @@ void oc_check_moe(struct oc_case *c)
     struct moe a = {.top_k = oc_range(c, 1, 4), .route_scale = 1.5f, .n_inner = 32 * oc_range(c, 1, 5),
                     .n_inner_shared = 32 * oc_range(c, 1, 5)};
     int32_t    dim = 32 * oc_range(c, 1, oc_chance(c, 0.1) ? 36 : 8);
-    a.n_experts = oc_range(c, a.top_k, 16);
+    if (c->deep) {
+        dim = 64 * oc_range(c, 13, 24);
+        a.n_inner = 64 * oc_range(c, 1, 3);
+        a.n_inner_shared = 64 * oc_range(c, 1, 3);
+        act = plain_type || oc_chance(c, 0.5) ? NIB_ACT_PLAIN : NIB_ACT_FP8;
+        shared_act = shared == type ? act : NIB_ACT_PLAIN;
+    }
+    a.n_experts = oc_range(c, a.top_k, c->deep ? 6 : 16);
     a.limit = oc_chance(c, 0.7) ? 10.0f : oc_chance(c, 0.5) ? 0.5f : 0;
     a.before = oc_chance(c, 0.5);
-    a.dtype = oc_chance(c, 0.25) ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
+    a.dtype = c->deep || oc_chance(c, 0.25) ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
     a.seqs = oc_seqs_new(c, oc_chance(c, 0.1) ? 80 : 8, 300, 0);
     struct oc_mat plain = oc_mat_new(c, a.dtype, a.seqs.n_rows, dim, 1, oc_chance(c, c->nvfp4 ? 0.5 : 0.1));
     a.x = oc_act_new(c, &plain, act, true);
