@@ -3,7 +3,7 @@
 #ifndef NIB_CUDA_WGMMA_CUH
 #define NIB_CUDA_WGMMA_CUH
 
-#include "backend/cuda/device/ptx.cuh"
+#include "backend/cuda/device/bulk.cuh"
 
 /* Registers that a product reads or writes are not touched between fence and wait. */
 NIB_DEVICE void nib_wgmma_fence(void)
@@ -82,46 +82,12 @@ NIB_DEVICE void nib_wgmma_bf16_rows(float (&d)[128], const uint32_t a[4], uint64
 #undef NIB_F16
 #undef NIB_F64
 
-/* ---- Barriers and bulk copies ---- */
-
-NIB_DEVICE uint32_t nib_shared_address(const void *p)
+/* Two 8 x 8 matrices of 16-bit values, a and b, to shared memory with rows and columns changed: lane (g, l) gives of each row g,
+ * columns 2l and 2l+1; lanes 0-7 name where the columns of a go, lanes 8-15 those of b (16 bytes each). */
+NIB_DEVICE void nib_store_transposed(void *to, uint32_t a, uint32_t b)
 {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-NIB_DEVICE void nib_barrier_init(uint64_t *barrier, uint32_t arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(nib_shared_address(barrier)), "r"(arrivals) : "memory");
-}
-
-/* Makes barriers visible to the copy engine before the first copy names one. */
-NIB_DEVICE void nib_barrier_init_done(void)
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-NIB_DEVICE void nib_barrier_arrive(uint64_t *barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(nib_shared_address(barrier)) : "memory");
-}
-
-/* Until the phase of this parity is over. */
-NIB_DEVICE void nib_barrier_wait(uint64_t *barrier, uint32_t parity)
-{
-    uint32_t done = 0;
-    while (!done)
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(nib_shared_address(barrier)), "r"(parity)
-                     : "memory");
-}
-
-/* bytes (a multiple of 16) into shared memory; the barrier's phase ends when they are there. */
-NIB_DEVICE void nib_bulk_copy(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(nib_shared_address(barrier)), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(nib_shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(nib_shared_address(barrier))
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "r"(a),
+                 "r"(b)
                  : "memory");
 }
 

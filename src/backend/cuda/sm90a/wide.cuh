@@ -1,0 +1,145 @@
+/* The core of products with many rows on Hopper: a warpgroup multiplies 64 outputs with N rows, two warpgroups a
+ * block.
+ *
+ * Weights are the A operand: their packed tiles (cuda.h) are already fragments, so a warp decodes its 16 outputs'
+ * codes in registers and never writes them back. Rows are the B operand: an image of them holds bf16 in the tiles'
+ * order of columns, for a block of 64 columns 8 rows a kilobyte, so that a stage is one bulk copy. A third warpgroup,
+ * which gives its registers to the two, keeps stages on their way; two blocks that share their rows get them by one read
+ * of the L2. A warpgroup decodes its next operands while its products run.
+ *
+ * Sums run over blocks of columns in ascending order, whatever the number of rows. */
+#ifndef NIB_CUDA_WIDE_CUH
+#define NIB_CUDA_WIDE_CUH
+
+#include "backend/cuda/device/products.cuh"
+#include "backend/cuda/device/rows.cuh"
+#include "backend/cuda/sm90a/wgmma.cuh"
+
+constexpr int kWideConsumers = 256, kWideThreads = kWideConsumers + 128, kWideStages = 6, kWideRows = 256;
+constexpr int kGroupRows = 8, kGroupHalves = kGroupRows * kBlockCols;
+
+struct nib_wide_memory {
+    uint16_t rows[kWideStages][kWideRows * kBlockCols];
+    uint64_t full[kWideStages], empty[kWideStages];
+};
+
+/* All threads of both blocks of a pair. */
+NIB_DEVICE void nib_wide_init(struct nib_wide_memory *m)
+{
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < kWideStages; i++) {
+            nib_barrier_init(&m->full[i], 1);
+            nib_barrier_init(&m->empty[i], kWideConsumers / 32 * nib_cluster_size());
+        }
+        nib_barrier_init_done();
+    }
+    nib_cluster_sync();
+}
+
+/* One thread: blocks of columns of n_groups * 8 rows, block_halves from one to the next. Each block of a pair asks
+ * for its part of them, which arrives at both, once both have room. */
+NIB_DEVICE void nib_wide_feed(const uint16_t *from, int64_t block_halves, int32_t n_groups, int32_t n_blocks,
+                              struct nib_wide_memory *m)
+{
+    uint32_t n = nib_cluster_size(), rank = nib_cluster_rank();
+    int32_t  first = n_groups * (int32_t)rank / (int32_t)n, count = n_groups * (int32_t)(rank + 1) / (int32_t)n - first;
+    for (int32_t block = 0; block < n_blocks; block++) {
+        int32_t at = block % kWideStages, round = block / kWideStages;
+        if (round > 0)
+            nib_barrier_wait(&m->empty[at], (uint32_t)(round - 1) & 1u);
+        nib_barrier_expect(&m->full[at], (uint32_t)n_groups * kGroupHalves * 2);
+        if (count > 0)
+            nib_bulk_copy_to_all(m->rows[at] + first * kGroupHalves, from + block * block_halves + first * kGroupHalves,
+                                 (uint32_t)count * kGroupHalves * 2, &m->full[at], (1u << n) - 1);
+    }
+}
+
+/* The four operands of block i of a step. */
+template <int type, int i> NIB_DEVICE void nib_wide_decode(const struct nib_tile_step<type> &s, uint32_t operand[4][4])
+{
+    struct nib_tile_scales scale = nib_tile_step_scales<type>(s, i);
+    nib_tile_step_operand<type, i, 0>(s, scale, operand[0]);
+    nib_tile_step_operand<type, i, 1>(s, scale, operand[1]);
+    nib_tile_step_operand<type, i, 2>(s, scale, operand[2]);
+    nib_tile_step_operand<type, i, 3>(s, scale, operand[3]);
+}
+
+/* Operands against the rows of a block: begun, and waited for. */
+template <int N>
+NIB_DEVICE void nib_wide_begin(const uint32_t operand[4][4], int32_t block, struct nib_wide_memory *m,
+                               float (&acc)[N / 2])
+{
+    int32_t at = block % kWideStages, round = block / kWideStages;
+    nib_barrier_wait(&m->full[at], (uint32_t)round & 1u);
+    uint64_t b = nib_wgmma_descriptor(nib_shared_address(m->rows[at]), 128, kGroupHalves * 2);
+    nib_wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        nib_wgmma_bf16(acc, operand[j], b + (uint64_t)(j * 16)); /* 256 bytes, in units of 16 */
+    nib_wgmma_commit();
+}
+
+NIB_DEVICE void nib_wide_end(int32_t block, struct nib_wide_memory *m)
+{
+    nib_wgmma_wait();
+    if (threadIdx.x % 32 < nib_cluster_size())
+        nib_barrier_arrive_at(&m->empty[block % kWideStages], threadIdx.x % 32);
+}
+
+/* A warp's 16 outputs of its warpgroup's 64. The next block's operands are decoded while one is multiplied. */
+template <int type, int N>
+NIB_DEVICE void nib_wide_multiply(const struct nib_tile &t, int32_t n_blocks, struct nib_wide_memory *m,
+                                  float (&acc)[N / 2])
+{
+    constexpr int              n = nib_tile_step<type>::kBlocks;
+    struct nib_tile_step<type> now, next;
+    uint32_t                   even[4][4], odd[4][4];
+    nib_tile_step_load<type>(t, 0, n_blocks, now);
+    nib_wide_decode<type, 0>(now, even);
+#pragma unroll 1
+    for (int32_t block = 0; block < n_blocks; block += n) {
+        nib_steps_prefetch<type>(t, block + kPrefetchSteps * n, n_blocks, 1);
+        nib_tile_step_load<type>(t, block + n, n_blocks, next);
+        if (n == 1) {
+            nib_wide_begin<N>(even, block, m, acc);
+            nib_wide_decode<type, 0>(next, odd);
+            nib_wide_end(block, m);
+            memcpy(even, odd, sizeof even);
+            continue;
+        }
+        nib_wide_begin<N>(even, block, m, acc);
+        nib_wide_decode<type, 1 % n>(now, odd);
+        nib_wide_end(block, m);
+        if (n == 4 && block + 1 < n_blocks) {
+            nib_wide_begin<N>(odd, block + 1, m, acc);
+            nib_wide_decode<type, 2 % n>(now, even);
+            nib_wide_end(block + 1, m);
+        }
+        if (n == 4 && block + 2 < n_blocks) {
+            nib_wide_begin<N>(even, block + 2, m, acc);
+            nib_wide_decode<type, 3 % n>(now, odd);
+            nib_wide_end(block + 2, m);
+        }
+        if (block + n <= n_blocks) {
+            nib_wide_begin<N>(odd, block + n - 1, m, acc);
+            nib_wide_decode<type, 0>(next, even);
+            nib_wide_end(block + n - 1, m);
+        }
+        now = next;
+    }
+}
+
+/* ---- The image ---- */
+
+/* 64 columns of a row, as bf16 pairs, to its place in an image's block. Of the 16 columns that product j of a block
+ * takes, (2l, 2l+1) are columns 16l + 4j + (0, 1) and (2l+8, 2l+9) are 16l + 4j + (2, 3). */
+NIB_DEVICE void nib_wide_put(uint16_t *block, int32_t row, const uint4 v[8])
+{
+    const uint32_t *word = (const uint32_t *)v;
+    uint16_t       *to = block + row / kGroupRows * kGroupHalves + row % kGroupRows * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        *(uint4 *)(to + i * kGroupRows * 8) = make_uint4(word[i], word[8 + i], word[16 + i], word[24 + i]);
+}
+
+#endif
