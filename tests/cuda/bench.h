@@ -23,6 +23,10 @@ void    *bench_put(const void *host, size_t bytes);
 void     bench_open(const struct nib_dims *d);
 void     bench_close(void);
 
+/* Random weights: [n_stack] matrices of one type; bytes as packed. */
+struct nib_weight *bench_weight(enum nib_weight_type type, int32_t n_stack, int32_t n_out, int32_t n_in);
+size_t             bench_weight_bytes(const struct nib_weight *w);
+
 /* Median seconds of a replay of what `work` enqueues, captured once. *n_kernels: launches in it; NULL: not wanted. */
 double bench_graph_seconds(void (*work)(void *data), void *data, int *n_kernels);
 
@@ -48,11 +52,13 @@ struct bench_model bench_model_make(const char *shape, int32_t n_layers, int32_t
 struct bench_step  bench_step_make(struct bench_model *m, int32_t n_seqs, int32_t length, int32_t n_new);
 void               bench_step_run(void *step);
 
-/* ---- bench_ops.c, bench_attend.c ---- */
+/* ---- bench_ops.c, bench_attend.c, bench_experts.c ---- */
 
 /* What every op of a decode step adds to its time, and how many kernels it is. */
 void bench_ops(const char *shape, int32_t n_ctx);
 void bench_attend(void);
 void bench_index(void);
+/* The mixture of experts of one layer, for few tokens and for many. */
+void bench_experts(void);
 
 #endif

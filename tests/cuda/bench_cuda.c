@@ -1,8 +1,8 @@
 /* Measures the CUDA backend on a card: its own copy rate, products with weights at decode and prefill sizes, the experts,
  * and whole steps of a model of published shapes with random weights. Buffers rotate past the L2. Usage:
  *
- *   bench_cuda [linear] [prefill] [step] [ops] [attend] [index]      all of these without arguments
- *              [step128k] [ops128k] [step1]                          only where named; step1 is for a profiler
+ *   bench_cuda [linear] [prefill] [experts] [step] [ops] [attend] [index]      all of these without arguments
+ *              [step128k] [ops128k] [step1] [products1]      only where named; the last two are for a profiler
  *
  * Prints bytes, time (median of graph replays) and the share of the copy rate. */
 #include <cuda_profiler_api.h>
@@ -77,7 +77,7 @@ static void make_sources(void)
     }
 }
 
-static struct nib_weight *make_weight(enum nib_weight_type type, int32_t n_stack, int32_t n_out, int32_t n_in)
+struct nib_weight *bench_weight(enum nib_weight_type type, int32_t n_stack, int32_t n_out, int32_t n_in)
 {
     struct nib_weight_part *part = calloc((size_t)n_stack, sizeof *part);
     struct nib_error        err = {0};
@@ -105,7 +105,7 @@ static struct nib_weight *make_weight(enum nib_weight_type type, int32_t n_stack
     return w;
 }
 
-static size_t bytes_of(const struct nib_weight *w)
+size_t bench_weight_bytes(const struct nib_weight *w)
 {
     struct nib_weight_desc d = {w->type, w->act, w->n_stack, w->n_out, w->n_in, NULL};
     return api->weight_bytes(&d);
@@ -261,10 +261,10 @@ static const char *type_name(enum nib_weight_type t)
 static void bench_product(enum nib_weight_type type, int32_t n_out, int32_t n_in, const int32_t *rows, int n_rows)
 {
     struct product p = {.n = 1};
-    p.w[0] = make_weight(type, 1, n_out, n_in);
-    double bytes = (double)bytes_of(p.w[0]);
+    p.w[0] = bench_weight(type, 1, n_out, n_in);
+    double bytes = (double)bench_weight_bytes(p.w[0]);
     while ((double)p.n * bytes < 400e6 && p.n < N_COPIES_MAX) {
-        p.w[p.n] = make_weight(type, 1, n_out, n_in);
+        p.w[p.n] = bench_weight(type, 1, n_out, n_in);
         p.n++;
     }
     for (int i = 0; i < n_rows; i++) {
@@ -301,6 +301,33 @@ static void bench_linear(void)
     bench_close();
 }
 
+/* One product of each kind inside a profiler's range. */
+static void profile_product(enum nib_weight_type type, int32_t n_out, int32_t n_in, int32_t rows)
+{
+    struct product p = {.n = 1, .x = bf16_mat(rows, n_in), .y = bf16_mat(rows, n_out)};
+    p.w[0] = bench_weight(type, 1, n_out, n_in);
+    run_product(&p);
+    bench_done(api->synchronise(g_stream), "product");
+    ok(cudaProfilerStart(), "profiler");
+    run_product(&p);
+    bench_done(api->synchronise(g_stream), "product");
+    ok(cudaProfilerStop(), "profiler");
+    api->release(g_backend, p.x.data);
+    api->release(g_backend, p.y.data);
+    api->weight_free(g_backend, p.w[0]);
+}
+
+static void profile_products(void)
+{
+    bench_open(&k_dims);
+    profile_product(NIB_WEIGHT_NVFP4, 65536, 7168, 1);
+    profile_product(NIB_WEIGHT_NVFP4, 65536, 7168, 8);
+    profile_product(NIB_WEIGHT_NVFP4, 7168, 16384, 1);
+    profile_product(NIB_WEIGHT_NVFP4, 7168, 16384, 8);
+    profile_product(NIB_WEIGHT_NVFP4, 8192, 7168, 4096);
+    bench_close();
+}
+
 static void bench_prefill(void)
 {
     static const int32_t rows[] = {128, 512, 4096};
@@ -331,8 +358,8 @@ static float *vector(int32_t n)
 
 static struct nib_weight *counted(struct bench_model *m, enum nib_weight_type type, int32_t n_out, int32_t n_in)
 {
-    struct nib_weight *w = make_weight(type, 1, n_out, n_in);
-    m->bytes += (double)bytes_of(w);
+    struct nib_weight *w = bench_weight(type, 1, n_out, n_in);
+    m->bytes += (double)bench_weight_bytes(w);
     return w;
 }
 
@@ -370,10 +397,10 @@ static void make_layer(struct bench_model *m, struct nib_layer *l, int32_t ratio
     }
     l->router = counted(m, b, c->n_experts, c->dim);
     l->bias = vector(c->n_experts);
-    l->w1 = make_weight(t, c->n_experts, c->n_inner, c->dim);
-    l->w3 = make_weight(t, c->n_experts, c->n_inner, c->dim);
-    l->w2 = make_weight(t, c->n_experts, c->dim, c->n_inner);
-    m->bytes += (double)(bytes_of(l->w1) + bytes_of(l->w2) + bytes_of(l->w3)) * c->top_k / c->n_experts;
+    l->w1 = bench_weight(t, c->n_experts, c->n_inner, c->dim);
+    l->w3 = bench_weight(t, c->n_experts, c->n_inner, c->dim);
+    l->w2 = bench_weight(t, c->n_experts, c->dim, c->n_inner);
+    m->bytes += (double)(bench_weight_bytes(l->w1) + bench_weight_bytes(l->w2) + bench_weight_bytes(l->w3)) * c->top_k / c->n_experts;
     l->sw1 = counted(m, t, c->n_inner, c->dim);
     l->sw3 = counted(m, t, c->n_inner, c->dim);
     l->sw2 = counted(m, t, c->dim, c->n_inner);
@@ -409,8 +436,8 @@ static struct bench_model make_model(const struct shape *s, int32_t n_layers, in
         m.config.ratio[l] = l % 2 ? 128 : 4; /* the two kinds that a deep model is made of */
         make_layer(&m, &w->layer[l], m.config.ratio[l]);
     }
-    w->embed = make_weight(NIB_WEIGHT_BF16, 1, c->vocab, c->dim);
-    w->head = make_weight(NIB_WEIGHT_BF16, 1, c->vocab, c->dim);
+    w->embed = bench_weight(NIB_WEIGHT_BF16, 1, c->vocab, c->dim);
+    w->head = bench_weight(NIB_WEIGHT_BF16, 1, c->vocab, c->dim);
     w->norm = vector(c->dim);
     w->hc_head = make_hc(c, c->n_hc);
     w->rope_plain = vector(32);
@@ -500,7 +527,7 @@ static double step_bytes(const struct bench_model *m, int32_t n)
     double bytes = m->bytes + 2.0 * c->vocab * c->dim, touched = c->n_experts * (1 - pow(1 - (double)c->top_k / c->n_experts, n));
     for (int32_t l = 0; l < c->n_layers; l++) {
         const struct nib_layer *layer = &m->rank.weights.layer[l];
-        double expert = (double)(bytes_of(layer->w1) + bytes_of(layer->w2) + bytes_of(layer->w3)) / c->n_experts;
+        double expert = (double)(bench_weight_bytes(layer->w1) + bench_weight_bytes(layer->w2) + bench_weight_bytes(layer->w3)) / c->n_experts;
         bytes += expert * (touched - c->top_k);
         bytes += 4.0 * 2 * (2 + c->n_hc) * c->n_hc * c->n_hc * c->dim; /* fn of both hyper-connections, fp32 */
     }
@@ -542,6 +569,8 @@ int main(int argc, char **argv)
             bench_linear();
         if (all || strcmp(what, "prefill") == 0)
             bench_prefill();
+        if (all || strcmp(what, "experts") == 0)
+            bench_experts();
         if (all || strcmp(what, "step") == 0)
             bench_step("flash", 4, 4096);
         if (strcmp(what, "step1") == 0) { /* once, for a profiler */
@@ -554,6 +583,8 @@ int main(int argc, char **argv)
             bench_done(api->synchronise(g_stream), "step");
             ok(cudaProfilerStop(), "profiler");
         }
+        if (strcmp(what, "products1") == 0) /* likewise */
+            profile_products();
         if (strcmp(what, "step128k") == 0)
             bench_step("flash", 4, 131072);
         if (all || strcmp(what, "ops") == 0)
