@@ -116,7 +116,8 @@ refuses 2 "exclude each other" bench --csv --json
 refuses 2 "--phase: 'all' is not known" bench --phase all
 refuses 2 "--rows: 2000 is out of range" bench --rows 2000
 refuses 2 "unknown option '--trace'" bench --trace x
-refuses 2 "only the limits of processors" bench --shape tiny $quick --backend cuda
+refuses 2 "a step runs as a whole there" bench --shape tiny $quick --backend cuda --ops
+refuses 2 "a step runs as a whole there" bench --shape tiny $quick --backend cuda --part head
 refuses 2 "--svg draws whole steps" bench --shape tiny $quick --phase decode --context 0 --batch 1 --part head --csv --svg "$dir/none.svg"
 refuses 1 "layers=N and experts=N make a shape smaller" bench --shape pro $quick --context 0 --batch 1
 
