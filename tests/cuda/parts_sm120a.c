@@ -128,7 +128,7 @@ static void *put(struct pool *pool, const void *from, size_t bytes)
     return pool->p[pool->n++] = on_card(from, bytes);
 }
 
-static void launch(const void *kernel, const struct nib_sm120a_launch *l, void *args)
+static void launch(const void *kernel, const struct nib_blackwell_launch *l, void *args)
 {
     void *params[1] = {args};
     if (l->shared_bytes)
@@ -145,7 +145,7 @@ static void pack(const struct problem *p, const struct data *d, struct pool *poo
     uint8_t *packed = put(pool, NULL, codes * (size_t)d->n_stack);
     uint8_t *packed_scales = put(pool, NULL, scales * (size_t)d->n_stack);
     for (int32_t e = 0; e < d->n_stack; e++) {
-        struct nib_sm120a_launch    plan;
+        struct nib_blackwell_launch    plan;
         struct nib_sm120a_pack_args a = {.codes = packed + (size_t)e * codes,
                                          .scales = packed_scales + (size_t)e * scales,
                                          .n_out = p->n_out,
@@ -181,13 +181,13 @@ static void rows_up(const struct problem *p, const struct data *d, struct pool *
 
 static void groups_up(const struct problem *p, const struct data *d, struct pool *pool, struct nib_sm120a_linear *l)
 {
-    struct nib_sm120a_group *groups = room((size_t)(p->n_rows + EXPERTS) * sizeof *groups);
+    struct nib_blackwell_group *groups = room((size_t)(p->n_rows + EXPERTS) * sizeof *groups);
     int32_t                  n = 0;
     for (int32_t t = 0; t < p->n_rows;) {
         int32_t rows = 1;
         while (t + rows < p->n_rows && d->expert[t + rows] == d->expert[t] && rows < l->tile_rows)
             rows++;
-        groups[n++] = (struct nib_sm120a_group){d->expert[t], rows, t};
+        groups[n++] = (struct nib_blackwell_group){d->expert[t], rows, t};
         t += rows;
     }
     l->n_experts = EXPERTS;
@@ -204,7 +204,7 @@ static uint8_t *run(const struct problem *p, const struct data *d, int32_t tile_
     const void *const        kernels[4] = {(const void *)nib_sm120a_decode_8, (const void *)nib_sm120a_decode_16,
                                            (const void *)nib_sm120a_linear_32, (const void *)nib_sm120a_linear_128};
     struct pool              pool = {.n = 0};
-    struct nib_sm120a_launch plan;
+    struct nib_blackwell_launch plan;
     struct nib_sm120a_linear_args args;
     char                          error[200];
     struct nib_sm120a_linear      l = {.n_rows = p->n_rows,

@@ -102,16 +102,9 @@ static void lay_out(struct nib_stream *s, const struct nib_dims *d, struct carve
     s->n_attend_max = most(160 * part, least(rows * 8 * part, 64 << 20));
     s->attend = take(c, s->n_attend_max, sizeof(float));
     lay_out_moe(&s->moe, d, c);
-    if (nib_cuda_sm100a_card()) {
-        size_t   bytes = nib_cuda_sm100a_lay_out(&s->sm100a, &s->moe, d, NULL);
-        uint8_t *base = take(c, (int64_t)bytes, 1);
-        (void)nib_cuda_sm100a_lay_out(&s->sm100a, &s->moe, d, base);
-    }
-    if (nib_cuda_sm120a_card()) {
-        size_t   bytes = nib_cuda_sm120a_lay_out(&s->sm120a, &s->moe, d, NULL);
-        uint8_t *base = take(c, (int64_t)bytes, 1);
-        (void)nib_cuda_sm120a_lay_out(&s->sm120a, &s->moe, d, base);
-    }
+    size_t   bytes = nib_cuda_blackwell_lay_out(&s->blackwell, &s->moe, d, NULL);
+    uint8_t *base = take(c, (int64_t)bytes, 1);
+    (void)nib_cuda_blackwell_lay_out(&s->blackwell, &s->moe, d, base);
 }
 
 static enum nib_status check_dims(const struct nib_dims *d, struct nib_error *err)
@@ -203,7 +196,7 @@ static enum nib_status open_parts(struct nib_backend *b, struct nib_error *err)
         e = cudaStreamSynchronize(NULL); /* the clearing ran on the default stream */
     if (e != cudaSuccess)
         return nib_error_set(err, NIB_E_DEVICE, "cuda: scratch could not be cleared: %s", cudaGetErrorString(e));
-    return nib_cuda_sm100a_open(s, err);
+    return nib_cuda_blackwell_open(s, err);
 }
 
 static enum nib_status backend_open(const struct nib_backend_config *c, struct nib_backend **out, struct nib_error *err)
@@ -323,17 +316,16 @@ static size_t packed_bytes(const struct nib_weight_desc *d, size_t codes, size_t
     return n == 1 ? bytes : (bytes + 3) / 4 * 4 + n * sizeof(float);
 }
 
-static enum nib_cuda_layout layout_of(const struct nib_weight_desc *d, bool sm100a, size_t *codes, size_t *scales)
+static enum nib_cuda_layout layout_of(const struct nib_weight_desc *d, size_t *codes, size_t *scales)
 {
-    if (nib_cuda_sm120a_card() && nib_cuda_sm120a_layout(d, codes, scales))
-        return NIB_CUDA_UNITS;
-    return sm100a && nib_cuda_sm100a_layout(d, codes, scales) ? NIB_CUDA_BLOCK16 : nib_cuda_layout_of(d, codes, scales);
+    enum nib_cuda_layout layout;
+    return nib_cuda_blackwell_packs(d, &layout, codes, scales) ? layout : nib_cuda_layout_of(d, codes, scales);
 }
 
 static size_t weight_bytes(const struct nib_weight_desc *d)
 {
     size_t codes, scales;
-    (void)layout_of(d, nib_cuda_sm100a_card(), &codes, &scales);
+    (void)layout_of(d, &codes, &scales);
     return packed_bytes(d, codes, scales);
 }
 
@@ -422,10 +414,8 @@ static cudaError_t pack_stack(struct nib_backend *b, const struct nib_weight_des
         e = stage(b, b->load.stored, d->part[i].data, codes);
         if (e == cudaSuccess && scales > 0)
             e = stage(b, b->load.stored + scales_at, d->part[i].scales, scales);
-        if (e == cudaSuccess && m->layout == NIB_CUDA_BLOCK16)
-            e = nib_cuda_sm100a_pack(b->stream.handle, m, i, b->load.stored, b->load.stored + scales_at);
-        else if (e == cudaSuccess && m->layout == NIB_CUDA_UNITS)
-            e = nib_cuda_sm120a_pack(b->stream.handle, m, i, b->load.stored, b->load.stored + scales_at);
+        if (e == cudaSuccess && (m->layout == NIB_CUDA_BLOCK16 || m->layout == NIB_CUDA_UNITS))
+            e = nib_cuda_blackwell_pack(&b->stream, m, i, b->load.stored, b->load.stored + scales_at);
         else if (e == cudaSuccess)
             e = nib_cuda_pack(b->stream.handle, m, i, b->load.stored, b->load.stored + scales_at, largest);
     }
@@ -451,7 +441,7 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
     *out = NULL;
     NIB_TRY(check_weight(d, err));
     if (d->act == NIB_ACT_NVFP4)
-        NIB_TRY(nib_cuda_sm100a_ready(&b->stream, err));
+        NIB_TRY(nib_cuda_blackwell_ready(&b->stream, err));
     struct nib_cuda_weight *w = calloc(1, sizeof *w);
     float                  *alpha = malloc(n * sizeof *alpha);
     if (!w || !alpha) {
@@ -459,7 +449,7 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
         free(alpha);
         return nib_error_set(err, NIB_E_MEMORY, "cuda: no memory for a weight of %d matrices", d->n_stack);
     }
-    enum nib_cuda_layout layout = layout_of(d, b->stream.sm100a.on, &codes, &scales);
+    enum nib_cuda_layout layout = layout_of(d, &codes, &scales);
     if (layout == NIB_CUDA_TILED && !nib_cuda_span_fits(d)) {
         layout = NIB_CUDA_STORED;
         codes = stored_size(d, &scales);
@@ -496,22 +486,22 @@ static enum nib_status linear(struct nib_stream *s, const struct nib_linear_args
     for (int32_t i = 0; i < a->n_weights; i++)
         hold &= !nib_cuda_jobs_mind(s, &a->y[i]);
     s->hold = hold;
-    enum nib_status status = nib_cuda_sm120a_linear(s, a);
+    enum nib_status status = nib_cuda_blackwell_linear(s, a);
     s->hold = false;
     return status;
 }
 
 static const struct nib_ops ops = {
     .embed = nib_cuda_embed,
-    .norm = nib_cuda_sm120a_norm,
+    .norm = nib_cuda_blackwell_norm,
     .linear = linear,
-    .q_rope = nib_cuda_q_rope,
-    .kv_insert = nib_cuda_kv_insert,
+    .q_rope = nib_cuda_blackwell_q_rope,
+    .kv_insert = nib_cuda_blackwell_kv_insert,
     .compress = nib_cuda_compress,
-    .index_select = nib_cuda_index_select,
-    .attend = nib_cuda_attend,
+    .index_select = nib_cuda_blackwell_index_select,
+    .attend = nib_cuda_blackwell_attend,
     .o_a = nib_cuda_o_a,
-    .moe = nib_cuda_sm120a_moe,
+    .moe = nib_cuda_blackwell_moe,
     .hc_pre = nib_cuda_hc_pre,
     .hc_post = nib_cuda_hc_post,
     .hc_head = nib_cuda_hc_head,

@@ -76,32 +76,26 @@ struct nib_cuda_moe_scratch {
     int32_t   n_rows;  /* that one pass takes */
 };
 
-/* NVFP4 on Blackwell's tensor cores (sm100a/ops_sm100a.c). */
-struct nib_cuda_sm100a_scratch {
-    bool      card;         /* the card and this build have the kernels of sm100a/ */
+/* Quantised rows and weights on Blackwell's tensor cores (blackwell/). */
+struct nib_blackwell_family;
+struct nib_cuda_blackwell {
+    const struct nib_blackwell_family *family; /* NULL: another card, or a build without its kernels */
     bool      on;           /* they have passed their self-test */
     char      why_not[240]; /* how they failed it */
-    void     *encode;       /* cuTensorMapEncodeTiled */
-    uint8_t  *scales;       /* of a linear's rows, in the tensor core's layout */
+    void     *encode;       /* cuTensorMapEncodeTiled, on sm_100a */
+    uint8_t  *scales;       /* sm_100a: of a linear's rows, in the tensor core's layout */
     int64_t   scales_bytes;
-    uint8_t  *x_codes, *inner_codes, *x_scales, *inner_scales; /* of the experts' rows; scales in tiles */
-    int64_t   x_scales_bytes, inner_scales_bytes;
-    float    *x_row_scale, *inner_row_scale;
-    int32_t  *scale_row;    /* [pairs] */
+    uint8_t  *x_codes, *x_scales; /* sm_100a: of the experts' rows; scales in tiles */
+    int64_t   x_scales_bytes;
+    float    *x_row_scale;
+    int32_t  *scale_row;    /* sm_100a: [pairs] */
+    uint8_t  *inner_codes, *inner_scales; /* of the experts' inner rows; scales in tiles on sm_100a */
+    int64_t   inner_scales_bytes;
+    float    *inner_row_scale;
     int32_t  *groups;       /* [3 * groups at most] */
     int32_t  *n_groups;
     uint8_t  *shared_codes, *shared_scales; /* of the shared expert's inner rows, any format */
     float    *shared_row_scale;
-};
-
-/* NVFP4 on RTX and GB10 (sm120a/ops_sm120a.c). */
-struct nib_cuda_sm120a_scratch {
-    uint8_t *inner_codes, *inner_scales; /* of the experts' inner rows */
-    float   *inner_row_scale;
-    int32_t *groups;   /* [3 * groups at most] */
-    int32_t *n_groups;
-    uint8_t *shared_codes, *shared_scales; /* of the shared expert's inner rows, any format */
-    float   *shared_row_scale;
 };
 
 /* Row-wise steps that wait to be launched together (any/row_jobs.cu): those that follow one another in a layer do not depend on
@@ -158,7 +152,7 @@ struct nib_stream {
     float               *attend; /* [n_attend_parts] partial sums of split attention */
     int64_t              n_attend_max;
     struct nib_cuda_moe_scratch moe;
-    struct nib_cuda_sm100a_scratch sm100a;
+    struct nib_cuda_blackwell blackwell;
     struct nib_cuda_records records;
     struct nib_cuda_jobs jobs;   /* waiting */
     struct nib_hc_post_args post; /* waiting too, for the hc_pre that follows (any/hc.cu) */
@@ -167,7 +161,6 @@ struct nib_stream {
     bool                 hold;   /* jobs that only push rows may wait on: the op under way does not touch what they read */
     cudaStream_t         side;   /* work beside the main queue, joined by events */
     cudaEvent_t          fork, join;
-    struct nib_cuda_sm120a_scratch sm120a;
 };
 
 /* ---- Work that waits (any/row_jobs.cu) ---- */
@@ -242,49 +235,29 @@ enum nib_status nib_cuda_wide(struct nib_stream *s, const struct nib_act *x, int
 /* Experts of rows [first, first + n) and their weights into s->moe.chosen and .weight, and where a wants them. */
 enum nib_status nib_cuda_moe_route(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n);
 
-/* ---- NVFP4 on Blackwell (sm100a/) ---- */
+/* ---- Blackwell (blackwell/) ---- */
 
-/* Whether device 0 has tcgen05 and this build kernels for it. */
-bool nib_cuda_sm100a_card(void);
-/* Whether weights like these are packed as NIB_CUDA_BLOCK16 there; bytes of one matrix's codes and scales. */
-bool nib_cuda_sm100a_layout(const struct nib_weight_desc *d, size_t *codes, size_t *scales);
-/* Pointers into `base` for these dims, or with NULL only their sum, which is returned. m: n_rows is set. */
-size_t nib_cuda_sm100a_lay_out(struct nib_cuda_sm100a_scratch *x, const struct nib_cuda_moe_scratch *m, const struct nib_dims *d,
-                               uint8_t *base);
-/* Finds the driver's encoder of tensor maps where the card has these kernels. */
-enum nib_status nib_cuda_sm100a_open(struct nib_stream *s, struct nib_error *err);
+/* Pointers into `base` for these dims, or with NULL only their sum, which is returned; finds the card's family. m:
+ * n_rows is set. */
+size_t nib_cuda_blackwell_lay_out(struct nib_cuda_blackwell *x, const struct nib_cuda_moe_scratch *m, const struct nib_dims *d,
+                                  uint8_t *base);
+/* Finds what the driver must have for the card's family. */
+enum nib_status nib_cuda_blackwell_open(struct nib_stream *s, struct nib_error *err);
 /* Before the first weight with NVFP4 rows: the self-test. Engines without such weights never launch these kernels. */
-enum nib_status nib_cuda_sm100a_ready(struct nib_stream *s, struct nib_error *err);
-/* Scales of matrix i from a copy of the stored bytes on the device. */
-cudaError_t     nib_cuda_sm100a_pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
-                                     const uint8_t *scales);
-/* Runs every kernel of sm100a/ on small problems and holds the results to the processor's. why: what disagreed, or "".
- * Memory of its own; needs s->handle, n_sms and sm100a.encode. */
-enum nib_status nib_cuda_sm100a_selftest(struct nib_stream *s, char *why, size_t why_bytes);
-/* A mixture's rows from the experts of s->moe.chosen and their weights; all routed weights are NIB_CUDA_BLOCK16. */
-enum nib_status nib_cuda_sm100a_experts(struct nib_stream *s, const struct nib_moe_args *a, const struct nib_act *x,
-                                        struct nib_mat y);
-/* The ops, which leave to those below what the kernels of sm100a/ do not take. */
-enum nib_status nib_cuda_sm100a_norm(struct nib_stream *s, const struct nib_norm_args *a);
-enum nib_status nib_cuda_sm100a_linear(struct nib_stream *s, const struct nib_linear_args *a);
-enum nib_status nib_cuda_sm100a_moe(struct nib_stream *s, const struct nib_moe_args *a);
-
-/* ---- NVFP4 on RTX and GB10 (sm120a/) ---- */
-
-/* Whether device 0 has block-scaled mma.sync and this build kernels for it. */
-bool nib_cuda_sm120a_card(void);
-/* Whether weights like these are packed as NIB_CUDA_UNITS there; bytes of one matrix's codes and scales. */
-bool nib_cuda_sm120a_layout(const struct nib_weight_desc *d, size_t *codes, size_t *scales);
-/* Pointers into `base` for these dims, or with NULL only their sum, which is returned. m: n_rows is set. */
-size_t nib_cuda_sm120a_lay_out(struct nib_cuda_sm120a_scratch *x, const struct nib_cuda_moe_scratch *m,
-                               const struct nib_dims *d, uint8_t *base);
-/* Matrix i from a copy of the stored bytes on the device. */
-cudaError_t nib_cuda_sm120a_pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
-                                 const uint8_t *scales);
-/* The ops, which leave to those above and below what the kernels of sm120a/ do not take. */
-enum nib_status nib_cuda_sm120a_norm(struct nib_stream *s, const struct nib_norm_args *a);
-enum nib_status nib_cuda_sm120a_linear(struct nib_stream *s, const struct nib_linear_args *a);
-enum nib_status nib_cuda_sm120a_moe(struct nib_stream *s, const struct nib_moe_args *a);
+enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, struct nib_error *err);
+/* Whether device 0's family packs weights like these; its layout, bytes of one matrix's codes and scales. */
+bool nib_cuda_blackwell_packs(const struct nib_weight_desc *d, enum nib_cuda_layout *layout, size_t *codes, size_t *scales);
+/* Matrix i of such a weight from a copy of the stored bytes on the device. */
+cudaError_t nib_cuda_blackwell_pack(const struct nib_stream *s, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
+                                    const uint8_t *scales);
+/* The ops, which leave to those below what the card's family does not take. */
+enum nib_status nib_cuda_blackwell_norm(struct nib_stream *s, const struct nib_norm_args *a);
+enum nib_status nib_cuda_blackwell_linear(struct nib_stream *s, const struct nib_linear_args *a);
+enum nib_status nib_cuda_blackwell_q_rope(struct nib_stream *s, const struct nib_q_rope_args *a);
+enum nib_status nib_cuda_blackwell_kv_insert(struct nib_stream *s, const struct nib_kv_insert_args *a);
+enum nib_status nib_cuda_blackwell_index_select(struct nib_stream *s, const struct nib_index_select_args *a);
+enum nib_status nib_cuda_blackwell_attend(struct nib_stream *s, const struct nib_attend_args *a);
+enum nib_status nib_cuda_blackwell_moe(struct nib_stream *s, const struct nib_moe_args *a);
 
 /* ---- Attention on tensor cores (any/attend_mma.cu) ---- */
 

@@ -1,39 +1,19 @@
 #!/bin/sh
-# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long|sm100a]. Lines: op, seed, cases. The seeds are fixed
-# because cases differ a hundredfold in cost; long takes fresh seeds, schedules in random order and more cases. sm100a: NVFP4 rows
-# and weights on a card of compute capability 10.0, where every kernel of src/backend/cuda/sm100a must have been launched.
+# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long|sm100a|sm120a]. Lines: op, seed, cases. The seeds are
+# fixed because cases differ a hundredfold in cost; long takes fresh seeds, schedules in random order and more cases. sm100a, sm120a:
+# NVFP4 rows and weights on a card of compute capability 10.0, or 12.0, where every kernel of that folder must have been launched.
 set -e
 program=$1
-if [ "$2" = sm100a ]; then
+if [ "$2" = sm100a ] || [ "$2" = sm120a ]; then
+    family=$2
+    case $family in
+    sm100a) card=100 kernels='norm linear_one linear_pair place groups swiglu swiglu_act combine pack_scales' ;;
+    sm120a) card=120 kernels='norm decode_8 decode_16 linear_32 linear_128 groups swiglu swiglu_act combine pack' ;;
+    esac
     trace=$(mktemp)
     trap 'rm -f "$trace" "$trace.skip"' EXIT
     while read -r op seed cases; do
-        NIB_PTXSIM_CARD=100 NIB_PTXSIM_TRACE=1 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --format nvfp4 --seed "$seed" --op "$op" \
-            --n "$cases" 2>>"$trace" || { grep -v '<<<' "$trace" >&2; exit 1; }
-    done <<LIST
-norm 11 3
-linear 1 3
-linear 7 3
-moe 4 2
-LIST
-    for kernel in norm linear_one linear_pair place groups swiglu swiglu_act combine pack_scales; do
-        grep -q "nib_sm100a_$kernel <<<" "$trace" || { echo "opcheck.sh: nib_sm100a_$kernel was not launched" >&2; exit 1; }
-        # The self-test, which comes first, must see that it does nothing.
-        if NIB_PTXSIM_CARD=100 NIB_PTXSIM_SKIP="nib_sm100a_$kernel" "$program" --backend cuda --format nvfp4 --seed 1 --op norm --n 1 \
-            >"$trace.skip" 2>&1 || ! grep -q "fails its self-test on this card: nib_sm100a_" "$trace.skip"; then
-            cat "$trace.skip" >&2
-            echo "opcheck.sh: the self-test passes without nib_sm100a_$kernel" >&2
-            exit 1
-        fi
-        sed -n "s/.*fails its self-test on this card: \(.*\); activations.*/without $kernel: \1/p" "$trace.skip" | head -n 1
-    done
-    exit 0
-fi
-if [ "$2" = sm120a ]; then # the same on a card of compute capability 12.0
-    trace=$(mktemp)
-    trap 'rm -f "$trace"' EXIT
-    while read -r op seed cases; do
-        NIB_PTXSIM_CARD=120 NIB_PTXSIM_TRACE=1 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --format nvfp4 --seed "$seed" \
+        NIB_PTXSIM_CARD=$card NIB_PTXSIM_TRACE=1 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --format nvfp4 --seed "$seed" \
             --op "$op" --n "$cases" 2>>"$trace" || { grep -v '<<<' "$trace" >&2; exit 1; }
     done <<LIST
 norm 11 3
@@ -41,10 +21,17 @@ linear 1 3
 linear 7 3
 moe 4 2
 LIST
-    for kernel in norm groups swiglu swiglu_act combine pack; do
-        grep -q "nib_sm120a_$kernel <<<" "$trace" || { echo "opcheck.sh: nib_sm120a_$kernel was not launched" >&2; exit 1; }
+    for kernel in $kernels; do
+        grep -q "nib_${family}_$kernel <<<" "$trace" || { echo "opcheck.sh: nib_${family}_$kernel was not launched" >&2; exit 1; }
+        # The self-test, which comes first, must see that it does nothing.
+        if NIB_PTXSIM_CARD=$card NIB_PTXSIM_SKIP="nib_${family}_$kernel" "$program" --backend cuda --format nvfp4 --seed 1 --op norm \
+            --n 1 >"$trace.skip" 2>&1 || ! grep -q "fails its self-test on this card: $family " "$trace.skip"; then
+            cat "$trace.skip" >&2
+            echo "opcheck.sh: the self-test passes without nib_${family}_$kernel" >&2
+            exit 1
+        fi
+        sed -n "s/.*fails its self-test on this card: \(.*\); activations.*/without $kernel: \1/p" "$trace.skip" | head -n 1
     done
-    grep -o "nib_sm120a_[a-z0-9_]*" "$trace" | sort | uniq -c
     exit 0
 fi
 if [ "$2" = long ]; then

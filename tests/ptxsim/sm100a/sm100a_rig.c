@@ -1,87 +1,7 @@
 /* Running the sm_100a kernels' PTX, and what their results must be. */
 #include "ptxsim/sm100a/sm100a_rig.h"
 
-struct px_module *rig_module(const char *name)
-{
-    static struct {
-        char              name[64];
-        struct px_module *module;
-    } known[16];
-    char path[512], error[512];
-    if (NIB_PTX_DIR[0] == 0) {
-        puts("skipped: the sm_100a kernels in the simulator, which need nvcc to emit their PTX");
-        skip();
-    }
-    for (size_t i = 0; i < 16; i++) {
-        if (known[i].module && strcmp(known[i].name, name) == 0)
-            return known[i].module;
-        if (known[i].module)
-            continue;
-        (void)snprintf(path, sizeof path, "%s/%s.ptx", NIB_PTX_DIR, name);
-        (void)snprintf(known[i].name, sizeof known[i].name, "%s", name);
-        known[i].module = px_module_read(path, error, sizeof error);
-        if (!known[i].module)
-            fail_msg("%s: %s", path, error);
-        return known[i].module;
-    }
-    fail_msg("too many modules");
-    return NULL;
-}
-
-void *rig_alloc(struct px_machine *m, size_t bytes, const void *from)
-{
-    void *p = px_alloc(m, bytes);
-    assert_non_null(p);
-    if (from) {
-        memcpy(p, from, bytes);
-        assert_true(px_wrote(m, p, bytes));
-    }
-    return p;
-}
-
-uint32_t rig_next(uint64_t *seed)
-{
-    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(*seed >> 33) ^ (uint32_t)(*seed >> 17);
-}
-
-float rig_value(uint64_t *seed)
-{
-    float sum = 0;
-    for (int i = 0; i < 4; i++)
-        sum += (float)(rig_next(seed) & 0xffff) / 65536.0f - 0.5f;
-    return sum == 0 ? 0.5f : sum;
-}
-
-uint16_t rig_bf16(float v)
-{
-    uint32_t u;
-    memcpy(&u, &v, 4);
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return 0x7fc0;
-    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
-}
-
-float rig_from_bf16(uint16_t h)
-{
-    uint32_t u = (uint32_t)h << 16;
-    float    v;
-    memcpy(&v, &u, 4);
-    return v;
-}
-
 /* ---- Products ---- */
-
-static double e2m1(uint32_t code)
-{
-    static const double value[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-    return code & 8 ? -value[code & 7] : value[code & 7];
-}
-
-static double ue4m3(uint32_t code)
-{
-    return code < 8 ? ldexp(code, -9) : ldexp(8 + (double)(code & 7), (int)(code >> 3) - 10);
-}
 
 static void randomise(struct rig_product *r, uint8_t *codes, uint8_t *scales, int64_t rows)
 {
@@ -119,7 +39,7 @@ static void place_experts(struct rig_product *r)
 {
     struct px_machine            *m = r->machine;
     int32_t                       n_ctas = r->p.n_ctas, tile = 128 * n_ctas, total = 0, n = 0;
-    struct nib_sm100a_groups_args a = {.n_experts = r->p.n_experts, .tile_rows = nib_sm100a_tile_rows(n_ctas)};
+    struct nib_blackwell_groups_args a = {.n_experts = r->p.n_experts, .tile_rows = nib_sm100a_tile_rows(n_ctas)};
     for (int32_t e = 0; e < r->p.n_experts; e++)
         total += r->count[e];
     int32_t *chosen = malloc((size_t)(total + 1) * sizeof *chosen);
@@ -289,9 +209,9 @@ bool rig_product_right(const struct rig_product *r, char *text, size_t bytes)
                 double part = 0;
                 for (int32_t k = b * 16; k < b * 16 + 16; k++) {
                     int64_t ix = ((int64_t)t * n_in + k) / 2, iw = (w_row * n_in + k) / 2;
-                    part += e2m1((unsigned)r->x_codes[ix] >> k % 2 * 4 & 15u) * e2m1((unsigned)r->w_codes[iw] >> k % 2 * 4 & 15u);
+                    part += rig_e2m1((unsigned)r->x_codes[ix] >> k % 2 * 4 & 15u) * rig_e2m1((unsigned)r->w_codes[iw] >> k % 2 * 4 & 15u);
                 }
-                part *= ue4m3(r->x_scales[(int64_t)t * n_blocks + b]) * ue4m3(r->w_scales[w_row * n_blocks + b]);
+                part *= rig_ue4m3(r->x_scales[(int64_t)t * n_blocks + b]) * rig_ue4m3(r->w_scales[w_row * n_blocks + b]);
                 sum += part;
                 most += fabs(part);
             }

@@ -2,32 +2,9 @@
 #ifndef SM100A_RIG_H
 #define SM100A_RIG_H
 
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "backend/cuda/sm100a/sm100a.h"
-#include "ptxsim/ptxsim.h"
+#include "ptxsim/blackwell/kernel_rig.h"
 #include "ptxsim/tensor.h"
-
-/* A kernel file's module; parsed once. NIB_PTX_DIR: where the build put the PTX. Skips the running test if that is
- * empty. */
-struct px_module *rig_module(const char *name);
-
-/* One machine's memory, filled by the host. */
-void *rig_alloc(struct px_machine *m, size_t bytes, const void *from); /* from NULL: stays unwritten */
-
-uint32_t rig_next(uint64_t *seed);
-float    rig_value(uint64_t *seed); /* about normal, never zero */
-uint16_t rig_bf16(float v);
-float    rig_from_bf16(uint16_t h);
-
-/* ---- Products ---- */
 
 /* A product with random codes and scales, run on a machine of its own; free() with rig_product_free. */
 struct rig_product {
@@ -44,7 +21,7 @@ struct rig_product {
     int32_t                  *expert_of; /* [n_rows] -1: nobody's row */
     const int32_t            *scale_row; /* [n_rows] with experts: where a row's scales stand */
     int32_t                   n_scale_rows;
-    struct nib_sm100a_launch  launch;
+    struct nib_blackwell_launch  launch;
     char                      error[1024];
     struct px_stats           stats;
 };

@@ -60,9 +60,9 @@ static void launch(const char *module, const char *kernel, struct px_dim grid, u
         fail_msg("%s", px_error(m));
 }
 
-static struct nib_sm100a_rows make_rows(int32_t n, int32_t n_in, int32_t n_scale_rows)
+static struct nib_blackwell_rows make_rows(int32_t n, int32_t n_in, int32_t n_scale_rows)
 {
-    struct nib_sm100a_rows q = {.codes_stride = (n_in / 2 + 63) / 64 * 64};
+    struct nib_blackwell_rows q = {.codes_stride = (n_in / 2 + 63) / 64 * 64};
     /* As the backend's alloc() gives it: zeroed. */
     void *zero = calloc((size_t)(n + n_scale_rows), (size_t)(n_in + 256));
     assert_non_null(zero);
@@ -74,7 +74,7 @@ static struct nib_sm100a_rows make_rows(int32_t n, int32_t n_in, int32_t n_scale
 }
 
 /* Row `row` of q holds what the encoder makes of x; returns its values. */
-static void expect_encoded(const struct nib_sm100a_rows *q, int32_t row, int32_t n_in, const float *x, double *value)
+static void expect_encoded(const struct nib_blackwell_rows *q, int32_t row, int32_t n_in, const float *x, double *value)
 {
     uint8_t codes[512], scales[64];
     float   g;
@@ -90,14 +90,14 @@ static void expect_encoded(const struct nib_sm100a_rows *q, int32_t row, int32_t
 }
 
 struct groups {
-    struct nib_sm100a_group *groups;
+    struct nib_blackwell_group *groups;
     int32_t                 *n_groups, n_rows;
 };
 
-static float *multiply(const struct nib_sm100a_rows *x, const struct stack *w, const struct groups *g)
+static float *multiply(const struct nib_blackwell_rows *x, const struct stack *w, const struct groups *g)
 {
     struct nib_sm100a_linear_args args;
-    struct nib_sm100a_launch      l;
+    struct nib_blackwell_launch      l;
     char                          error[256];
     float                        *y = rig_alloc(m, (size_t)g->n_rows * (size_t)w->n_out * 4, NULL);
     struct nib_sm100a_linear      p = {.n_rows = g->n_rows,
@@ -173,7 +173,7 @@ static void chain(void **state)
         weight[p] = 0.25f + 0.5f * (float)(rig_next(&seed) % 100) / 100.0f;
     }
 
-    struct nib_sm100a_groups_args ga = {.n_pairs = PAIRS, .n_experts = EXPERTS, .tile_rows = nib_sm100a_tile_rows(1)};
+    struct nib_blackwell_groups_args ga = {.n_pairs = PAIRS, .n_experts = EXPERTS, .tile_rows = nib_sm100a_tile_rows(1)};
     int32_t                       most = nib_sm100a_groups_most(PAIRS, EXPERTS, 1), n_scales = most * ga.tile_rows;
     ga.chosen = rig_alloc(m, sizeof expert, expert);
     ga.groups = rig_alloc(m, (size_t)most * sizeof *ga.groups, NULL);
@@ -193,7 +193,7 @@ static void chain(void **state)
     launch("place_sm100a", "nib_sm100a_place", (struct px_dim){PAIRS, 1, 1}, 128, 0, &pa);
     float *gate = multiply(&pa.y, &w1, &g), *up = multiply(&pa.y, &w3, &g);
     const float                  *weights = rig_alloc(m, sizeof weight, weight);
-    struct nib_sm100a_swiglu_args sa = {.gate = gate,
+    struct nib_blackwell_swiglu_args sa = {.gate = gate,
                                         .up = up,
                                         .weight = weights,
                                         .pair = ga.pair,
@@ -206,7 +206,7 @@ static void chain(void **state)
     launch("swiglu_sm100a", "nib_sm100a_swiglu", (struct px_dim){PAIRS, 1, 1}, 256, INNER * 4, &sa);
     float *expert_y = multiply(&sa.y, &w2, &g);
     float *y = rig_alloc(m, TOKENS * DIM * 4, NULL);
-    struct nib_sm100a_combine_args ca = {.expert_y = expert_y,
+    struct nib_blackwell_combine_args ca = {.expert_y = expert_y,
                                          .chosen = ga.chosen,
                                          .place = place,
                                          .weight = weights,

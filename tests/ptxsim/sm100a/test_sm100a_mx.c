@@ -108,13 +108,13 @@ static void launch(struct px_machine *m, const char *file, const char *kernel, u
 }
 
 /* Groups of up to 128 n_ctas rows; where each row's scales stand. Their number. */
-static int32_t place_groups(const struct problem *p, struct nib_sm100a_group *g, int32_t *scale_row)
+static int32_t place_groups(const struct problem *p, struct nib_blackwell_group *g, int32_t *scale_row)
 {
     int32_t tile = 128 * p->n_ctas, n = 0, row = 0;
     for (int32_t e = 0; e < 3; row += p->count[e], e++)
         for (int32_t i = 0; i < p->count[e]; i += tile, n++) {
             int32_t rows = p->count[e] - i < tile ? p->count[e] - i : tile;
-            g[n] = (struct nib_sm100a_group){e, rows, row + i};
+            g[n] = (struct nib_blackwell_group){e, rows, row + i};
             for (int32_t j = 0; j < rows; j++)
                 scale_row[row + i + j] = n * tile + j;
         }
@@ -140,7 +140,7 @@ static void rows_in(const struct problem *p, const struct operands *o, struct px
                     px_wrote(m, scales + t * s_stride, (size_t)o->k_tiles));
     }
     if (p->count) {
-        struct nib_sm100a_group groups[64];
+        struct nib_blackwell_group groups[64];
         int32_t                 n = place_groups(p, groups, scale_row);
         scale_rows = nib_sm100a_groups_most(p->n_rows, 3, p->n_ctas) * 128 * p->n_ctas;
         l->n_experts = 3;
@@ -200,7 +200,7 @@ static bool right(const struct problem *p, const struct operands *o, const void 
 static bool run(struct problem p, struct px_module *module, char *error, size_t error_bytes)
 {
     struct nib_sm100a_linear_args args;
-    struct nib_sm100a_launch      plan;
+    struct nib_blackwell_launch      plan;
     bool                          good = true;
     const void                   *params[1] = {&args};
     struct px_machine            *m = px_machine_new(&p.config);
@@ -347,7 +347,7 @@ static void refused(void **state)
     (void)state;
     struct nib_sm100a_linear p = {.format = NIB_SM100A_MXFP4, .n_rows = 1, .n_out = 1, .n_in = 160, .x_stride = 192};
     struct nib_sm100a_linear_args args;
-    struct nib_sm100a_launch      launch_of;
+    struct nib_blackwell_launch      launch_of;
     char                          error[200];
     assert_false(nib_sm100a_linear_plan(&p, sim_tensor_map_encode_tiled, &args, &launch_of, error, sizeof error));
     assert_non_null(strstr(error, "n_in is 160: wants a multiple of 128"));

@@ -36,7 +36,7 @@ static float hostile_value(int32_t row, int32_t i)
 }
 
 /* The rows that the definition's encoder makes of y. */
-static void expect_codes(const float *y, int32_t row, int32_t n_in, const struct nib_sm100a_rows *q)
+static void expect_codes(const float *y, int32_t row, int32_t n_in, const struct nib_blackwell_rows *q)
 {
     float    g;
     uint8_t *codes = malloc((size_t)n_in / 2), *scales = malloc((size_t)n_in / 16);
@@ -62,7 +62,7 @@ static void expect_codes(const float *y, int32_t row, int32_t n_in, const struct
 }
 
 static void expect_norm(const struct rows *s, int32_t row, const float *x, const float *weight,
-                        const struct nib_sm100a_norm_args *a)
+                        const struct nib_blackwell_norm_args *a)
 {
     float *y = malloc((size_t)s->n_in * sizeof *y);
     double sum = 0;
@@ -84,9 +84,9 @@ static void expect_norm(const struct rows *s, int32_t row, const float *x, const
     free(y);
 }
 
-static struct nib_sm100a_rows rows_for(struct px_machine *m, int32_t n, int32_t n_in)
+static struct nib_blackwell_rows rows_for(struct px_machine *m, int32_t n, int32_t n_in)
 {
-    struct nib_sm100a_rows q = {.codes_stride = (int64_t)(n_in / 2 + 63) / 64 * 64};
+    struct nib_blackwell_rows q = {.codes_stride = (int64_t)(n_in / 2 + 63) / 64 * 64};
     q.codes = rig_alloc(m, (size_t)n * (size_t)q.codes_stride, NULL);
     q.scales = rig_alloc(m, (size_t)nib_sm100a_scale_bytes(n, n_in), NULL);
     q.row_scale = rig_alloc(m, (size_t)n * 4, NULL);
@@ -97,7 +97,7 @@ static void one_norm(const struct rows *s, uint64_t schedule)
 {
     struct px_config            config = {.seed = schedule};
     struct px_machine          *m = px_machine_new(&config);
-    struct nib_sm100a_norm_args a = {.eps = 1e-6f, .n_in = s->n_in, .x_f32 = s->x_f32, .plain_f32 = s->plain_f32};
+    struct nib_blackwell_norm_args a = {.eps = 1e-6f, .n_in = s->n_in, .x_f32 = s->x_f32, .plain_f32 = s->plain_f32};
     size_t                      n = (size_t)s->n, width = (size_t)s->n_in;
     float                      *x = malloc(n * width * 4), *weight = malloc(width * 4);
     uint16_t                   *half = malloc(n * width * 2);
@@ -169,7 +169,7 @@ static void one_swiglu(int32_t n, int32_t n_in, bool f32, float limit, uint64_t 
 {
     struct px_config              config = {.seed = schedule};
     struct px_machine            *m = px_machine_new(&config);
-    struct nib_sm100a_swiglu_args a = {.stride = n_in + 16, .limit = limit, .n_in = n_in, .f32 = f32};
+    struct nib_blackwell_swiglu_args a = {.stride = n_in + 16, .limit = limit, .n_in = n_in, .f32 = f32};
     size_t                        values = (size_t)n * (size_t)a.stride;
     float                        *x[2], *y = malloc((size_t)n_in * 4);
     uint16_t                     *half = malloc(values * 2);

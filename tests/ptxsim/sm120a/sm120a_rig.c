@@ -1,96 +1,7 @@
 /* Running the sm_120a kernels' PTX, and what their results must be. */
 #include "ptxsim/sm120a/sm120a_rig.h"
 
-struct px_module *rig_module(const char *name)
-{
-    static struct {
-        char              name[64];
-        struct px_module *module;
-    } known[16];
-    char path[512], error[512];
-    if (NIB_PTX_DIR[0] == 0) {
-        puts("skipped: the sm_120a kernels in the simulator, which need nvcc to emit their PTX");
-        skip();
-    }
-    for (size_t i = 0; i < 16; i++) {
-        if (known[i].module && strcmp(known[i].name, name) == 0)
-            return known[i].module;
-        if (known[i].module)
-            continue;
-        (void)snprintf(path, sizeof path, "%s/%s.ptx", NIB_PTX_DIR, name);
-        (void)snprintf(known[i].name, sizeof known[i].name, "%s", name);
-        known[i].module = px_module_read(path, error, sizeof error);
-        if (!known[i].module)
-            fail_msg("%s: %s", path, error);
-        return known[i].module;
-    }
-    fail_msg("too many modules");
-    return NULL;
-}
-
-void *rig_alloc(struct px_machine *m, size_t bytes, const void *from)
-{
-    void *p = px_alloc(m, bytes);
-    assert_non_null(p);
-    if (from) {
-        memcpy(p, from, bytes);
-        assert_true(px_wrote(m, p, bytes));
-    }
-    return p;
-}
-
-uint32_t rig_next(uint64_t *seed)
-{
-    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(*seed >> 33) ^ (uint32_t)(*seed >> 17);
-}
-
-float rig_value(uint64_t *seed)
-{
-    float sum = 0;
-    for (int i = 0; i < 4; i++)
-        sum += (float)(rig_next(seed) & 0xffff) / 65536.0f - 0.5f;
-    return sum == 0 ? 0.5f : sum;
-}
-
-uint16_t rig_bf16(float v)
-{
-    uint32_t u;
-    memcpy(&u, &v, 4);
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return 0x7fc0;
-    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
-}
-
-float rig_from_bf16(uint16_t h)
-{
-    uint32_t u = (uint32_t)h << 16;
-    float    v;
-    memcpy(&v, &u, 4);
-    return v;
-}
-
-void rig_launch(struct px_machine *m, const char *module, const struct nib_sm120a_launch *l, const void *args)
-{
-    const void      *params[1] = {args};
-    struct px_launch launch = {
-        .grid = {l->grid, 1, 1}, .block = {l->block, 1, 1}, .shared_bytes = l->shared_bytes, .params = params};
-    if (!px_run(m, rig_module(module), l->kernel, &launch))
-        fail_msg("%s", px_error(m));
-}
-
 /* ---- Operands ---- */
-
-static double e2m1(uint32_t code)
-{
-    static const double value[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-    return code & 8 ? -value[code & 7] : value[code & 7];
-}
-
-static double ue4m3(uint32_t code)
-{
-    return code < 8 ? ldexp(code, -9) : ldexp(8 + (double)(code & 7), (int)(code >> 3) - 10);
-}
 
 static void randomise(struct rig_product *r, uint8_t *codes, uint8_t *scales, int64_t rows)
 {
@@ -120,14 +31,14 @@ static void place_rows(struct rig_product *r)
     assert_true(r->expert_of && r->source);
     if (r->p.n_experts) {
         int32_t                  most = nib_sm120a_groups_most(rows, r->p.n_experts, tile);
-        struct nib_sm120a_group *groups = rig_alloc(r->machine, (size_t)(most + 1) * sizeof *groups, NULL);
+        struct nib_blackwell_group *groups = rig_alloc(r->machine, (size_t)(most + 1) * sizeof *groups, NULL);
         r->alphas = malloc((size_t)r->p.n_experts * 2 * sizeof *r->alphas);
         assert_non_null(r->alphas);
         for (int32_t e = 0; e < r->p.n_experts; e++) {
             for (int32_t i = 0; i < r->count[e]; i++)
                 r->expert_of[t + i] = e;
             for (int32_t i = 0; i < r->count[e]; i += tile, n++)
-                groups[n] = (struct nib_sm120a_group){
+                groups[n] = (struct nib_blackwell_group){
                     e, r->count[e] - i < tile ? r->count[e] - i : tile, t + i};
             t += r->count[e];
             for (int32_t part = 0; part < r->p.n_parts; part++)
@@ -211,7 +122,7 @@ static void fill_weights(struct rig_product *r)
                                          .n_out = r->p.n_out,
                                          .n_in = r->p.n_in,
                                          .n_parts = parts};
-        struct nib_sm120a_launch    l;
+        struct nib_blackwell_launch    l;
         for (int32_t p = 0; p < parts; p++) {
             a.stored[p] = stored + (size_t)(e * parts + p) * one;
             a.stored_scales[p] = stored_scales + (size_t)(e * parts + p) * one / 8;
@@ -274,9 +185,9 @@ static struct sum sum_of(const struct rig_product *r, int32_t source, int64_t w_
         for (int64_t k = b * 16; k < b * 16 + 16; k++) {
             int64_t ix = (source * n_in + k) / 2, iw = (w_row * n_in + k) / 2;
             part +=
-                e2m1((unsigned)r->x_codes[ix] >> k % 2 * 4 & 15u) * e2m1((unsigned)r->w_codes[iw] >> k % 2 * 4 & 15u);
+                rig_e2m1((unsigned)r->x_codes[ix] >> k % 2 * 4 & 15u) * rig_e2m1((unsigned)r->w_codes[iw] >> k % 2 * 4 & 15u);
         }
-        part *= ue4m3(r->x_scales[source * n_blocks + b]) * ue4m3(r->w_scales[w_row * n_blocks + b]);
+        part *= rig_ue4m3(r->x_scales[source * n_blocks + b]) * rig_ue4m3(r->w_scales[w_row * n_blocks + b]);
         s.value += part;
         s.most += fabs(part);
     }

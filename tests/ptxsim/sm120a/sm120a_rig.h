@@ -3,27 +3,8 @@
 #ifndef SM120A_RIG_H
 #define SM120A_RIG_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "backend/cuda/sm120a/sm120a.h"
-#include "ptxsim/ptxsim.h"
-
-/* The module of src/backend/cuda/sm120a/NAME.cu; skips the test where nvcc was not there to emit it. */
-struct px_module *rig_module(const char *name);
-void             *rig_alloc(struct px_machine *m, size_t bytes, const void *from); /* from NULL: unwritten */
-uint32_t          rig_next(uint64_t *seed);
-float             rig_value(uint64_t *seed); /* about normal, never 0 */
-uint16_t          rig_bf16(float v);
-float             rig_from_bf16(uint16_t h);
-void rig_launch(struct px_machine *m, const char *module, const struct nib_sm120a_launch *l, const void *args);
+#include "ptxsim/blackwell/kernel_rig.h"
 
 /* How a test goes wrong on purpose, by what the kernel is given. */
 enum rig_wrong { RIG_RIGHT, RIG_SCALES_SWAPPED, RIG_UNITS_SWAPPED };
@@ -43,7 +24,7 @@ struct rig_product {
     float                   *row_scale, *alphas;
     int32_t                 *expert_of, *source; /* of each row */
     int32_t                  n_sources;
-    struct nib_sm120a_launch launch;
+    struct nib_blackwell_launch launch;
     struct px_stats          stats;
     char                     error[1200];
 };

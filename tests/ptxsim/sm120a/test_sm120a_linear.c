@@ -103,7 +103,7 @@ static void experts(void **state)
                                        .count = none};
     struct nib_sm120a_linear_args args;
     char                          text[200];
-    r.p.groups = (const struct nib_sm120a_group *)(const void *)none;
+    r.p.groups = (const struct nib_blackwell_group *)(const void *)none;
     r.p.n_groups = none;
     assert_false(nib_sm120a_linear_plan(&r.p, &args, &r.launch, text, sizeof text)); /* 0 rows */
 }
@@ -149,7 +149,7 @@ static void same_bits(void **state)
 static void refused(const char *text, struct nib_sm120a_linear p)
 {
     struct nib_sm120a_linear_args args;
-    struct nib_sm120a_launch      launch;
+    struct nib_blackwell_launch      launch;
     char                          error[200];
     assert_false(nib_sm120a_linear_plan(&p, &args, &launch, error, sizeof error));
     assert_non_null(strstr(error, text));
@@ -161,7 +161,7 @@ static void plans(void **state)
     struct nib_sm120a_linear p = {
         .n_rows = 3, .n_out = 7168, .n_in = 7168, .x_codes_stride = 3584, .x_scales_stride = 448, .n_parts = 1};
     struct nib_sm120a_linear_args args;
-    struct nib_sm120a_launch      launch;
+    struct nib_blackwell_launch      launch;
     char                          error[200];
     assert_true(nib_sm120a_linear_plan(&p, &args, &launch, error, sizeof error));
     assert_string_equal(launch.kernel, "nib_sm120a_decode_8");

@@ -12,9 +12,9 @@ static void *room(size_t bytes)
     return p;
 }
 
-static struct nib_sm120a_rows rows_for(struct px_machine *m, int32_t n, int32_t n_in)
+static struct nib_blackwell_rows rows_for(struct px_machine *m, int32_t n, int32_t n_in)
 {
-    struct nib_sm120a_rows q = {.codes_stride = (int64_t)(n_in / 2 + 63) / 64 * 64,
+    struct nib_blackwell_rows q = {.codes_stride = (int64_t)(n_in / 2 + 63) / 64 * 64,
                                 .scales_stride = (int64_t)(n_in / 16 + 63) / 64 * 64};
     q.codes = rig_alloc(m, (size_t)n * (size_t)q.codes_stride, NULL);
     q.scales = rig_alloc(m, (size_t)n * (size_t)q.scales_stride, NULL);
@@ -24,7 +24,7 @@ static struct nib_sm120a_rows rows_for(struct px_machine *m, int32_t n, int32_t 
 
 static void launch_rows(struct px_machine *m, const char *kernel, int32_t n, int32_t n_in, const void *args)
 {
-    struct nib_sm120a_launch l = {kernel, (uint32_t)n, 256, (uint32_t)n_in * 4};
+    struct nib_blackwell_launch l = {kernel, (uint32_t)n, 256, (uint32_t)n_in * 4, 1};
     rig_launch(m, "rows_sm120a", &l, args);
 }
 
@@ -45,7 +45,7 @@ static float hostile_value(int32_t row, int32_t i)
 }
 
 /* The row is what the definition's encoder makes of y. */
-static void expect_row(const float *y, int32_t row, int32_t n_in, const struct nib_sm120a_rows *q)
+static void expect_row(const float *y, int32_t row, int32_t n_in, const struct nib_blackwell_rows *q)
 {
     float          g;
     uint8_t       *codes = room((size_t)n_in / 2), *scales = room((size_t)n_in / 16);
@@ -64,7 +64,7 @@ static void one_norm(int32_t n, int32_t n_in, bool x_f32, bool normed, bool plai
 {
     struct px_config            config = {.seed = schedule};
     struct px_machine          *m = px_machine_new(&config);
-    struct nib_sm120a_norm_args a = {
+    struct nib_blackwell_norm_args a = {
         .eps = 1e-6f, .n_in = n_in, .x_f32 = x_f32, .plain_f32 = plain_f32, .x_stride = n_in};
     size_t                      all = (size_t)n * (size_t)n_in;
     float                      *x = room(all * 4), *weight = room((size_t)n_in * 4), *y = room((size_t)n_in * 4);
@@ -124,7 +124,7 @@ static void swiglu(void **state)
     enum { N = 5, N_IN = 1056 };
     struct px_config              config = {.seed = 4};
     struct px_machine            *m = px_machine_new(&config);
-    struct nib_sm120a_swiglu_args a = {.stride = N_IN, .limit = 7, .n_in = N_IN, .f32 = 1};
+    struct nib_blackwell_swiglu_args a = {.stride = N_IN, .limit = 7, .n_in = N_IN, .f32 = 1};
     static float                  x[2][N * N_IN], h[N_IN];
     static const float            weight[3] = {0.5f, 2.0f, 0.25f};
     static const int32_t          pair[N] = {2, 0, 1, 1, 0};
@@ -198,7 +198,7 @@ static struct expert_weights make_weights(struct px_machine *m, int32_t n_out, i
     w.packed = rig_alloc(m, codes * EXPERTS, NULL);
     w.packed_scales = rig_alloc(m, scales * EXPERTS, NULL);
     for (int32_t e = 0; e < EXPERTS; e++) {
-        struct nib_sm120a_launch    l;
+        struct nib_blackwell_launch    l;
         struct nib_sm120a_pack_args a = {.codes = w.packed + (size_t)e * codes,
                                          .scales = w.packed_scales + (size_t)e * scales,
                                          .n_out = n_out,
@@ -215,7 +215,7 @@ static struct expert_weights make_weights(struct px_machine *m, int32_t n_out, i
 }
 
 /* sum_k x[row][k] w[e][part][o][k] and its error bound. */
-static double product(const struct nib_sm120a_rows *q, int32_t row, const struct expert_weights *w, int32_t e,
+static double product(const struct nib_blackwell_rows *q, int32_t row, const struct expert_weights *w, int32_t e,
                       int32_t part, int32_t o, double *bound)
 {
     double sum = 0, most = 0;
@@ -232,11 +232,11 @@ static double product(const struct nib_sm120a_rows *q, int32_t row, const struct
     return sum * (double)q->row_scale[row];
 }
 
-static void multiply(struct px_machine *m, struct nib_sm120a_linear *p, const struct nib_sm120a_rows *q,
+static void multiply(struct px_machine *m, struct nib_sm120a_linear *p, const struct nib_blackwell_rows *q,
                      const struct expert_weights *w)
 {
     struct nib_sm120a_linear_args args;
-    struct nib_sm120a_launch      l;
+    struct nib_blackwell_launch      l;
     char                          error[200];
     p->n_rows = PAIRS;
     p->n_out = w->n_out, p->n_in = w->n_in, p->n_parts = w->n_parts;
@@ -251,19 +251,19 @@ static void multiply(struct px_machine *m, struct nib_sm120a_linear *p, const st
     rig_launch(m, strstr(l.kernel, "decode") ? "decode_sm120a" : "linear_sm120a", &l, &args);
 }
 
-static void quantise(struct px_machine *m, const float *x, int32_t n, int32_t n_in, struct nib_sm120a_rows *q)
+static void quantise(struct px_machine *m, const float *x, int32_t n, int32_t n_in, struct nib_blackwell_rows *q)
 {
-    struct nib_sm120a_norm_args a = {.x = x, .n_in = n_in, .x_f32 = 1, .x_stride = n_in};
+    struct nib_blackwell_norm_args a = {.x = x, .n_in = n_in, .x_f32 = 1, .x_stride = n_in};
     a.y = *q = rows_for(m, n, n_in);
     launch_rows(m, "nib_sm120a_norm", n, n_in, &a);
 }
 
 /* Order of rows and groups; every pair is somewhere, among its expert's. */
-static void check_groups(const struct nib_sm120a_groups_args *g, int32_t expert_of[PAIRS])
+static void check_groups(const struct nib_blackwell_groups_args *g, int32_t expert_of[PAIRS])
 {
     int32_t row = 0;
     for (int32_t i = 0; i < *g->n_groups; i++) {
-        struct nib_sm120a_group one = g->groups[i];
+        struct nib_blackwell_group one = g->groups[i];
         assert_int_equal(one.row, row);
         assert_true(one.n_rows > 0 && one.n_rows <= g->tile_rows);
         for (int32_t r = row; r < row + one.n_rows; r++) {
@@ -283,7 +283,7 @@ static void one_mixture(int32_t tile_rows, uint64_t schedule)
     struct px_machine     *m = px_machine_new(&config);
     static float           x[TOKENS * DIM], weight[PAIRS], shared[TOKENS * DIM];
     static int32_t         chosen[PAIRS], expert_of[PAIRS];
-    struct nib_sm120a_rows x_rows, h_rows;
+    struct nib_blackwell_rows x_rows, h_rows;
     assert_non_null(m);
     for (int i = 0; i < TOKENS * DIM; i++) {
         x[i] = rig_value(&seed);
@@ -294,9 +294,9 @@ static void one_mixture(int32_t tile_rows, uint64_t schedule)
         weight[i] = 0.1f + 0.1f * (float)(rig_next(&seed) % 8);
     }
     struct expert_weights         w13 = make_weights(m, INNER, DIM, 2), w2 = make_weights(m, DIM, INNER, 1);
-    struct nib_sm120a_groups_args g = {
+    struct nib_blackwell_groups_args g = {
         .chosen = rig_alloc(m, sizeof chosen, chosen), .n_pairs = PAIRS, .n_experts = EXPERTS, .tile_rows = tile_rows};
-    struct nib_sm120a_launch      l = {"nib_sm120a_groups", 1, 1024, EXPERTS * 12};
+    struct nib_blackwell_launch      l = {"nib_sm120a_groups", 1, 1024, EXPERTS * 12, 1};
     g.groups = rig_alloc(m, (size_t)nib_sm120a_groups_most(PAIRS, EXPERTS, tile_rows) * sizeof *g.groups, NULL);
     g.n_groups = rig_alloc(m, 4, NULL);
     g.pair = rig_alloc(m, PAIRS * 4, NULL);
@@ -331,7 +331,7 @@ static void one_mixture(int32_t tile_rows, uint64_t schedule)
             assert_true(fabs((double)y2[r * DIM + o] - want) <= bound * 0.05 + 0x1p-140);
         }
 
-    struct nib_sm120a_combine_args c = {.expert_y = y2,
+    struct nib_blackwell_combine_args c = {.expert_y = y2,
                                         .shared = rig_alloc(m, sizeof shared, shared),
                                         .chosen = g.chosen,
                                         .place = g.place,

@@ -4,7 +4,7 @@
 #include "backend/cuda/sm100a/sm100a.h"
 
 extern "C" __global__ void __launch_bounds__(kCombineThreads)
-nib_sm100a_combine(const __grid_constant__ struct nib_sm100a_combine_args a)
+nib_sm100a_combine(const __grid_constant__ struct nib_blackwell_combine_args a)
 {
     nib_grid_start();
     extern __shared__ int32_t place[];

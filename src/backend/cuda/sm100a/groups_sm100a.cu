@@ -4,12 +4,12 @@
 #include "backend/cuda/sm100a/sm100a.h"
 
 extern "C" __global__ void __launch_bounds__(kGroupsThreads)
-nib_sm100a_groups(const __grid_constant__ struct nib_sm100a_groups_args a)
+nib_sm100a_groups(const __grid_constant__ struct nib_blackwell_groups_args a)
 {
     nib_grid_start();
     extern __shared__ int32_t memory[];
     __shared__ int32_t        buffer[kGroupsThreads];
-    static_assert(sizeof(struct nib_sm100a_group) == 12, "three words a group");
+    static_assert(sizeof(struct nib_blackwell_group) == 12, "three words a group");
     nib_groups_block({a.chosen, (int32_t *)a.groups, a.n_groups, a.pair, a.place, a.scale_row, a.n_pairs, a.n_experts,
                       a.tile_rows},
                      memory, buffer);

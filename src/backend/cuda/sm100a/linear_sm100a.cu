@@ -66,7 +66,7 @@ static __device__ __forceinline__ struct place place_of(const struct nib_sm100a_
 {
     struct place p = {i % n_row_tiles * rows, i / n_row_tiles * out, i % n_row_tiles * (rows / kRows), a.n_rows, 0};
     if (a.groups) {
-        struct nib_sm100a_group g = a.groups[i % n_row_tiles];
+        struct nib_blackwell_group g = a.groups[i % n_row_tiles];
         p.expert = g.expert;
         p.row = g.row;
         p.end_row = g.row + g.n_rows;

@@ -2,14 +2,14 @@
  * 2 or 4 in, 0.5625 out a value. */
 #include "backend/cuda/sm100a/rows_sm100a.cuh"
 
-static __device__ __forceinline__ void load_row(const struct nib_sm100a_norm_args &a, int64_t row, float *x)
+static __device__ __forceinline__ void load_row(const struct nib_blackwell_norm_args &a, int64_t row, float *x)
 {
     struct nib_mat m = {(void *)a.x, a.x_f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, 0, a.n_in, a.x_stride};
     nib_mat_load_block(m, row, a.n_in, x);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-    nib_sm100a_norm(const __grid_constant__ struct nib_sm100a_norm_args a)
+    nib_sm100a_norm(const __grid_constant__ struct nib_blackwell_norm_args a)
 {
     nib_grid_start();
     extern __shared__ __align__(16) float x[];

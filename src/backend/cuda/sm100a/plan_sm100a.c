@@ -87,7 +87,7 @@ static bool check(const struct nib_sm100a_linear *p, int64_t x_row_bytes, char *
 }
 
 bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode *encode,
-                            struct nib_sm100a_linear_args *args, struct nib_sm100a_launch *launch, char *error,
+                            struct nib_sm100a_linear_args *args, struct nib_blackwell_launch *launch, char *error,
                             size_t error_bytes)
 {
     static const char *const kernels[3][2] = {{"nib_sm100a_linear_one", "nib_sm100a_linear_pair"},

@@ -9,7 +9,7 @@
 constexpr int kThreads = kRowThreads;
 
 /* Row `row` of n_in values x, a multiple of 16, visible to all threads. max_buffer [32]. */
-NIB_DEVICE void nib_nvfp4_row_store(const struct nib_sm100a_rows &q, int64_t row, const float *x, int32_t n_in,
+NIB_DEVICE void nib_nvfp4_row_store(const struct nib_blackwell_rows &q, int64_t row, const float *x, int32_t n_in,
                                     uint32_t *max_buffer)
 {
     int32_t n_tiles = (n_in + NIB_SM100A_K_TILE - 1) / NIB_SM100A_K_TILE, n_padded = n_tiles * (NIB_SM100A_K_TILE / 16);

@@ -15,7 +15,7 @@ NIB_DEVICE float swiglu(float g, float u, float limit)
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-nib_sm100a_swiglu(const __grid_constant__ struct nib_sm100a_swiglu_args a)
+nib_sm100a_swiglu(const __grid_constant__ struct nib_blackwell_swiglu_args a)
 {
     nib_grid_start();
     extern __shared__ __align__(16) float x[];
@@ -31,7 +31,7 @@ nib_sm100a_swiglu(const __grid_constant__ struct nib_sm100a_swiglu_args a)
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-nib_sm100a_swiglu_act(const __grid_constant__ struct nib_sm100a_swiglu_act_args a)
+nib_sm100a_swiglu_act(const __grid_constant__ struct nib_blackwell_swiglu_act_args a)
 {
     nib_grid_start();
     extern __shared__ __align__(16) float x[];

@@ -5,19 +5,19 @@
 #include "backend/cuda/sm120a/sm120a.h"
 
 extern "C" __global__ void __launch_bounds__(kGroupsThreads)
-nib_sm120a_groups(const __grid_constant__ struct nib_sm120a_groups_args a)
+nib_sm120a_groups(const __grid_constant__ struct nib_blackwell_groups_args a)
 {
     nib_grid_start();
     extern __shared__ int32_t memory[];
     __shared__ int32_t        buffer[kGroupsThreads];
-    static_assert(sizeof(struct nib_sm120a_group) == 12, "three words a group");
+    static_assert(sizeof(struct nib_blackwell_group) == 12, "three words a group");
     nib_groups_block(
         {a.chosen, (int32_t *)a.groups, a.n_groups, a.pair, a.place, NULL, a.n_pairs, a.n_experts, a.tile_rows}, memory,
         buffer);
 }
 
 extern "C" __global__ void __launch_bounds__(kCombineThreads)
-nib_sm120a_combine(const __grid_constant__ struct nib_sm120a_combine_args a)
+nib_sm120a_combine(const __grid_constant__ struct nib_blackwell_combine_args a)
 {
     nib_grid_start();
     extern __shared__ int32_t place[];

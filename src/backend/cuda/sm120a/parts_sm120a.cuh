@@ -34,7 +34,7 @@ NIB_DEVICE bool nib_tile_of(const struct nib_sm120a_linear_args &a, int32_t bloc
     t->n_rows = min(rows, a.n_rows - t->row);
     t->expert = 0;
     if (a.groups) {
-        struct nib_sm120a_group g = a.groups[i];
+        struct nib_blackwell_group g = a.groups[i];
         t->row = g.row;
         t->n_rows = g.n_rows;
         t->expert = g.expert;

@@ -33,11 +33,11 @@ int64_t nib_sm120a_scale_bytes(int64_t n_out, int64_t n_in, int32_t n_parts)
     return nib_sm120a_units(n_out, n_parts) * nib_sm120a_k_tiles(n_in) * NIB_SM120A_UNIT_SCALES;
 }
 
-void nib_sm120a_pack_plan(struct nib_sm120a_pack_args *args, struct nib_sm120a_launch *launch)
+void nib_sm120a_pack_plan(struct nib_sm120a_pack_args *args, struct nib_blackwell_launch *launch)
 {
     args->n_k_tiles = (int32_t)nib_sm120a_k_tiles(args->n_in);
     args->n_pieces = nib_sm120a_code_bytes(args->n_out, args->n_in, args->n_parts) / 16;
-    *launch = (struct nib_sm120a_launch){"nib_sm120a_pack", (uint32_t)tiles(args->n_pieces, THREADS), THREADS, 0};
+    *launch = (struct nib_blackwell_launch){"nib_sm120a_pack", (uint32_t)tiles(args->n_pieces, THREADS), THREADS, 0, 1};
 }
 
 int32_t nib_sm120a_tile_rows(int32_t n_rows, int32_t n_experts)
@@ -85,7 +85,7 @@ static bool check(const struct nib_sm120a_linear *p, char *error, size_t bytes)
 }
 
 bool nib_sm120a_linear_plan(const struct nib_sm120a_linear *p, struct nib_sm120a_linear_args *args,
-                            struct nib_sm120a_launch *launch, char *error, size_t error_bytes)
+                            struct nib_blackwell_launch *launch, char *error, size_t error_bytes)
 {
     if (!check(p, error, error_bytes))
         return false;
@@ -128,6 +128,7 @@ bool nib_sm120a_linear_plan(const struct nib_sm120a_linear *p, struct nib_sm120a
     launch->kernel = kernel[rows == 8 ? 0 : rows == 16 ? 1 : rows == 32 ? 2 : 3];
     launch->grid = (uint32_t)grid;
     launch->block = THREADS;
+    launch->cluster = 1;
     launch->shared_bytes = 0;
     if (rows > 16)
         launch->shared_bytes =

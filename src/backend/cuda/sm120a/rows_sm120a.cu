@@ -11,7 +11,7 @@ static __device__ __forceinline__ enum nib_dtype dtype_of(int32_t f32)
     return f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16;
 }
 
-static __device__ __forceinline__ void store_row(const struct nib_sm120a_rows &q, int64_t row, const float *x,
+static __device__ __forceinline__ void store_row(const struct nib_blackwell_rows &q, int64_t row, const float *x,
                                                  int32_t n_in, uint32_t *max_buffer)
 {
     nib_nvfp4_row_encode(x, n_in, q.codes + row * q.codes_stride, q.scales + row * q.scales_stride, 4,
@@ -19,7 +19,7 @@ static __device__ __forceinline__ void store_row(const struct nib_sm120a_rows &q
 }
 
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-nib_sm120a_norm(const __grid_constant__ struct nib_sm120a_norm_args a)
+nib_sm120a_norm(const __grid_constant__ struct nib_blackwell_norm_args a)
 {
     nib_grid_start();
     extern __shared__ __align__(16) float x[];
@@ -35,7 +35,7 @@ nib_sm120a_norm(const __grid_constant__ struct nib_sm120a_norm_args a)
 }
 
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-nib_sm120a_swiglu(const __grid_constant__ struct nib_sm120a_swiglu_args a)
+nib_sm120a_swiglu(const __grid_constant__ struct nib_blackwell_swiglu_args a)
 {
     nib_grid_start();
     extern __shared__ __align__(16) float x[];
@@ -51,7 +51,7 @@ nib_sm120a_swiglu(const __grid_constant__ struct nib_sm120a_swiglu_args a)
 }
 
 extern "C" __global__ void __launch_bounds__(kRowThreads)
-nib_sm120a_swiglu_act(const __grid_constant__ struct nib_sm120a_swiglu_act_args a)
+nib_sm120a_swiglu_act(const __grid_constant__ struct nib_blackwell_swiglu_act_args a)
 {
     nib_grid_start();
     extern __shared__ __align__(16) float x[];

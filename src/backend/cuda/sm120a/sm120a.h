@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "backend/backend.h"
+#include "backend/cuda/blackwell/blackwell.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -34,55 +34,6 @@ int64_t nib_sm120a_k_tiles(int64_t n_in);
 int64_t nib_sm120a_code_bytes(int64_t n_out, int64_t n_in, int32_t n_parts);
 int64_t nib_sm120a_scale_bytes(int64_t n_out, int64_t n_in, int32_t n_parts);
 
-/* What to launch. */
-struct nib_sm120a_launch {
-    const char *kernel;
-    uint32_t    grid, block, shared_bytes;
-};
-
-/* ---- Activation rows ---- */
-
-/* Where NVFP4 rows go, as struct nib_act has them. A row that holds NaN or Inf gets a NaN row scale and scale bytes of
- * 0. */
-struct nib_sm120a_rows {
-    uint8_t *codes, *scales;               /* [n_rows][stride] */
-    float   *row_scale;                    /* [n_rows] */
-    int64_t  codes_stride, scales_stride;  /* bytes, multiples of 16 and 4; scales are written to a multiple of 4 */
-};
-
-/* Passed by value to nib_sm120a_norm: y = x * rsqrt(mean(x^2) + eps) * weight as in struct nib_norm_args, then rows of
- * it. One block of 256 threads a row; shared memory: n_in floats. */
-struct nib_sm120a_norm_args {
-    const void            *x;      /* [n_rows][x_stride] */
-    const float           *weight; /* [n_in]; NULL: no norm, x is quantised as it is */
-    void                  *plain;  /* [n_rows][plain_stride] or NULL; codes are made of the values as stored */
-    struct nib_sm120a_rows y;
-    int64_t                x_stride, plain_stride; /* elements */
-    float                  eps;
-    int32_t                n_in; /* a multiple of 16 */
-    int32_t                x_f32, plain_f32;
-};
-
-/* Passed by value to nib_sm120a_swiglu: y = silu(min(gate, limit)) * clamp(up, +-limit), without clamps if limit is 0,
- * for gate and up that were multiplied apart. Blocks and shared memory as above. */
-struct nib_sm120a_swiglu_args {
-    const void            *gate, *up; /* [n_rows][stride] */
-    const float           *weight;    /* y of row b is multiplied by weight[pair[b]]; NULL: it is not */
-    const int32_t         *pair;
-    struct nib_sm120a_rows y;
-    int64_t                stride; /* elements */
-    float                  limit;
-    int32_t                n_in; /* a multiple of 16 */
-    int32_t                f32;
-};
-
-/* Passed by value to nib_sm120a_swiglu_act: the same to rows of any format. A plain part may be where gate is. */
-struct nib_sm120a_swiglu_act_args {
-    const float   *gate, *up; /* [n_rows][y.cols] */
-    struct nib_act y;
-    float          limit;
-};
-
 /* ---- Packing of weights ---- */
 
 /* Passed by value to nib_sm120a_pack: a thread for each 16 bytes of codes, blocks of 256. */
@@ -94,29 +45,24 @@ struct nib_sm120a_pack_args {
 };
 
 /* n_in a multiple of 32. */
-void nib_sm120a_pack_plan(struct nib_sm120a_pack_args *args, struct nib_sm120a_launch *launch);
+void nib_sm120a_pack_plan(struct nib_sm120a_pack_args *args, struct nib_blackwell_launch *launch);
 
 /* ---- y = x w^T ---- */
 
-/* A tile of rows that multiply one expert's weights: n_rows of them from `row` on. */
-struct nib_sm120a_group {
-    int32_t expert, n_rows, row;
-};
-
 /* Passed by value to the kernels. */
 struct nib_sm120a_linear_args {
-    const uint8_t                 *x_codes, *x_scales;
-    const float                   *row_scale;
-    int64_t                        x_codes_stride, x_scales_stride; /* bytes */
-    const uint8_t                 *w_codes, *w_scales;
-    void                          *y;
-    int64_t                        y_stride; /* elements */
-    const float                   *alphas;   /* [n_experts][n_parts], or NULL */
-    const struct nib_sm120a_group *groups;   /* or NULL: all rows multiply one matrix */
-    const int32_t                 *n_groups, *pair;
-    float                          alpha[2], limit;
-    int32_t                        y_f32, n_parts, n_rows, n_out, n_in, top_k;
-    int32_t                        n_units, n_k_tiles, slice_k_tiles, n_out_tiles, n_row_tiles;
+    const uint8_t                    *x_codes, *x_scales;
+    const float                      *row_scale;
+    int64_t                          x_codes_stride, x_scales_stride; /* bytes */
+    const uint8_t                    *w_codes, *w_scales;
+    void                             *y;
+    int64_t                          y_stride; /* elements */
+    const float                      *alphas;   /* [n_experts][n_parts], or NULL */
+    const struct nib_blackwell_group *groups;   /* or NULL: all rows multiply one matrix */
+    const int32_t                    *n_groups, *pair;
+    float                            alpha[2], limit;
+    int32_t                          y_f32, n_parts, n_rows, n_out, n_in, top_k;
+    int32_t                          n_units, n_k_tiles, slice_k_tiles, n_out_tiles, n_row_tiles;
 };
 
 /* y[t][o] = row_scale * alpha * sum_k x[t][k] w[o][k]. With two parts y is silu(min(gate, limit)) * clamp(up, +-limit)
@@ -140,7 +86,7 @@ struct nib_sm120a_linear {
     bool           y_f32;
     int32_t        tile_rows; /* as nib_sm120a_tile_rows() has it; 0: chosen by it (experts: as the groups were made) */
     int32_t        n_experts;
-    const struct nib_sm120a_group *groups;
+    const struct nib_blackwell_group *groups;
     const int32_t                 *n_groups;
     const int32_t                 *pair;
     int32_t                        top_k;
@@ -149,38 +95,12 @@ struct nib_sm120a_linear {
 
 /* False, with a sentence in `error`, for what the kernels do not take. n_rows and n_out of at least 1. */
 bool nib_sm120a_linear_plan(const struct nib_sm120a_linear *p, struct nib_sm120a_linear_args *args,
-                            struct nib_sm120a_launch *launch, char *error, size_t error_bytes);
+                            struct nib_blackwell_launch *launch, char *error, size_t error_bytes);
 
 /* Rows of a tile (8, 16, 32 or 128) for n_rows rows of one matrix, or spread over n_experts. */
 int32_t nib_sm120a_tile_rows(int32_t n_rows, int32_t n_experts);
 /* Most groups that n_rows rows of n_experts experts can make. */
 int32_t nib_sm120a_groups_most(int32_t n_rows, int32_t n_experts, int32_t tile_rows);
-
-/* Passed by value to nib_sm120a_groups, one block of 1024 threads: from each pair's expert to the order of rows and the
- * groups of a product. Experts without pairs take none. Pairs of one expert come in any order, which changes no result.
- * Shared memory: 3 * n_experts int32. */
-struct nib_sm120a_groups_args {
-    const int32_t           *chosen; /* [n_pairs] */
-    struct nib_sm120a_group *groups; /* [nib_sm120a_groups_most()] */
-    int32_t                 *n_groups;
-    int32_t                 *pair;   /* [n_pairs] of each row */
-    int32_t                 *place;  /* [n_pairs] row of each pair */
-    int32_t                  n_pairs, n_experts, tile_rows;
-};
-
-/* Passed by value to nib_sm120a_combine, blocks of 256 threads, grid (ceil(dim / 256), n_rows): y[t] = sum over j of
- * weight[t][j] * expert_y[place[t][j]], in fp32 and in ascending order of expert, plus shared[t] last. Shared memory: 2
- * * top_k words. */
-struct nib_sm120a_combine_args {
-    const float   *expert_y; /* [..][expert_stride] */
-    const float   *shared;   /* [n_rows][shared_stride] or NULL */
-    const int32_t *chosen;   /* [n_rows][top_k] */
-    const int32_t *place;    /* [n_rows][top_k] */
-    const float   *weight;   /* [n_rows][top_k]; NULL: all 1 */
-    void          *y;        /* [n_rows][y_stride] */
-    int64_t        expert_stride, shared_stride, y_stride;
-    int32_t        top_k, dim, y_f32;
-};
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,161 @@
+/* The sm_120a family (blackwell/table_blackwell.h): launches of the kernels in this folder. Rows are multiplied where
+ * they are; experts' rows too, through the pairs. */
+#include "backend/cuda/blackwell/table_blackwell.h"
+#include "backend/cuda/sm120a/sm120a.h"
+
+/* Host handles of the kernels, as nvcc's stubs define them. */
+void nib_sm120a_norm(const struct nib_blackwell_norm_args a);
+void nib_sm120a_linear_128(const struct nib_sm120a_linear_args a);
+void nib_sm120a_linear_32(const struct nib_sm120a_linear_args a);
+void nib_sm120a_decode_16(const struct nib_sm120a_linear_args a);
+void nib_sm120a_decode_8(const struct nib_sm120a_linear_args a);
+void nib_sm120a_groups(const struct nib_blackwell_groups_args a);
+void nib_sm120a_swiglu(const struct nib_blackwell_swiglu_args a);
+void nib_sm120a_swiglu_act(const struct nib_blackwell_swiglu_act_args a);
+void nib_sm120a_combine(const struct nib_blackwell_combine_args a);
+void nib_sm120a_pack(const struct nib_sm120a_pack_args a);
+
+enum { LEAST_TILE_ROWS = 8 };
+
+/* ---- Weights ---- */
+
+static bool packs(const struct nib_weight_desc *d, size_t *codes, size_t *scales)
+{
+    /* Rows of x are copied by 16 bytes, and end in whole pairs of scales. */
+    if (d->type != NIB_WEIGHT_NVFP4 || d->act != NIB_ACT_NVFP4 || d->n_in % 32 != 0)
+        return false;
+    *codes = (size_t)nib_sm120a_code_bytes(d->n_out, d->n_in, 1);
+    *scales = (size_t)nib_sm120a_scale_bytes(d->n_out, d->n_in, 1);
+    return true;
+}
+
+static cudaError_t pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
+                        const uint8_t *scales)
+{
+    struct nib_sm120a_pack_args a = {.stored = {codes, NULL},
+                                     .stored_scales = {scales, NULL},
+                                     .codes = (uint8_t *)(uintptr_t)m->codes + i * m->codes_stride,
+                                     .scales = (uint8_t *)(uintptr_t)m->scales + i * m->scales_stride,
+                                     .n_out = m->n_out,
+                                     .n_in = m->n_in,
+                                     .n_parts = 1};
+    struct nib_blackwell_launch l;
+    void                       *args[] = {&a};
+    nib_sm120a_pack_plan(&a, &l);
+    return cudaLaunchKernel((const void *)nib_sm120a_pack, (dim3){l.grid, 1, 1}, (dim3){l.block, 1, 1}, args, 0,
+                            stream);
+}
+
+/* ---- Scratch ---- */
+
+static void lay_out(struct nib_cuda_blackwell *x, const struct nib_cuda_moe_scratch *m, const struct nib_dims *d,
+                    uint8_t *base, size_t *used)
+{
+    if (d->n_experts == 0)
+        return;
+    int64_t pairs = (int64_t)m->n_rows * (d->top_k > 1 ? d->top_k : 1);
+    int64_t groups = nib_sm120a_groups_most((int32_t)pairs, d->n_experts, LEAST_TILE_ROWS);
+    x->inner_scales_bytes = pairs * nib_act_scales_stride(NIB_ACT_NVFP4, d->n_inner);
+    x->inner_scales = nib_blackwell_take(base, used, x->inner_scales_bytes);
+    x->groups = nib_blackwell_take(base, used, groups * (int64_t)sizeof(struct nib_blackwell_group));
+}
+
+/* ---- Rows and products ---- */
+
+static int64_t rows_most(const struct nib_stream *s, int32_t cols)
+{
+    (void)s, (void)cols;
+    return INT32_MAX;
+}
+
+static enum nib_status take_rows(struct nib_stream *s, const struct nib_act *x, struct nib_blackwell_x *out)
+{
+    (void)s;
+    *out = (struct nib_blackwell_x){.rows = x->rows,
+                                    .codes = x->codes,
+                                    .scales = x->scales,
+                                    .row_scale = x->row_scale,
+                                    .codes_stride = x->codes_stride,
+                                    .scales_stride = x->scales_stride};
+    return NIB_OK;
+}
+
+static enum nib_status take_pairs(struct nib_stream *s, const struct nib_act *x, int32_t top_k,
+                                  struct nib_blackwell_x *out)
+{
+    NIB_TRY(take_rows(s, x, out));
+    out->rows *= top_k;
+    out->pair = s->moe.pair;
+    out->top_k = top_k;
+    return NIB_OK;
+}
+
+static const void *kernel_of(int32_t rows)
+{
+    return rows == 8    ? (const void *)nib_sm120a_decode_8
+           : rows == 16 ? (const void *)nib_sm120a_decode_16
+           : rows == 32 ? (const void *)nib_sm120a_linear_32
+                        : (const void *)nib_sm120a_linear_128;
+}
+
+static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell_x *x, const struct nib_cuda_matrix *w,
+                                const struct nib_mat *y, const struct nib_blackwell_experts *e)
+{
+    struct nib_sm120a_linear p = {.n_rows = x->rows,
+                                  .n_out = w->n_out,
+                                  .n_in = w->n_in,
+                                  .x_codes = x->codes,
+                                  .x_scales = x->scales,
+                                  .x_codes_stride = x->codes_stride,
+                                  .x_scales_stride = x->scales_stride,
+                                  .row_scale = x->row_scale,
+                                  .w_codes = w->codes,
+                                  .w_scales = w->scales,
+                                  .n_parts = 1,
+                                  .alpha = {w->alpha0, 0},
+                                  .y = y->data,
+                                  .y_stride = y->stride,
+                                  .y_f32 = y->dtype == NIB_DTYPE_F32,
+                                  .tile_rows = e ? e->tile_rows : nib_sm120a_tile_rows(x->rows, 0),
+                                  .pair = x->pair,
+                                  .top_k = x->top_k};
+    struct nib_sm120a_linear_args args;
+    struct nib_blackwell_launch   l;
+    char                          why[160];
+    if (e) {
+        p.n_experts = e->n_experts;
+        p.groups = e->groups;
+        p.n_groups = e->n_groups;
+        p.alphas = w->alpha;
+    }
+    if (!nib_sm120a_linear_plan(&p, &args, &l, why, sizeof why))
+        return nib_error_set(&s->error, NIB_E_DEVICE, "cuda: %s", why);
+    return nib_blackwell_launch(s, kernel_of(p.tile_rows), (dim3){l.grid, 1, 1}, l.block, l.cluster, l.shared_bytes,
+                                &args, "an NVFP4 product");
+}
+
+static const struct nib_blackwell_product products[] = {{3, "decode_8"},
+                                                        {11, "decode_16"},
+                                                        {33, "linear_32"},
+                                                        {130, "linear_128"},
+                                                        {0, NULL}};
+
+const struct nib_blackwell_family nib_blackwell_sm120a = {
+    .name = "sm120a",
+    .major = 12,
+    .layout = NIB_CUDA_UNITS,
+    .norm = (const void *)nib_sm120a_norm,
+    .groups = (const void *)nib_sm120a_groups,
+    .swiglu = (const void *)nib_sm120a_swiglu,
+    .swiglu_act = (const void *)nib_sm120a_swiglu_act,
+    .combine = (const void *)nib_sm120a_combine,
+    .packs = packs,
+    .pack = pack,
+    .lay_out = lay_out,
+    .rows_most = rows_most,
+    .take_rows = take_rows,
+    .take_pairs = take_pairs,
+    .tile_rows = nib_sm120a_tile_rows,
+    .multiply = multiply,
+    .products = products,
+};
