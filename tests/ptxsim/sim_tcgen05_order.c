@@ -82,9 +82,14 @@ static void need_over(struct px_warp *w, struct px_tc_ref ref, uint32_t column, 
 }
 
 /* A load or store of warp `actor`, at `clock`. */
-static void need_warp(struct px_warp *w, uint32_t actor, uint32_t clock, uint32_t column, const char *what)
+static void need_warp(struct px_warp *w, uint32_t actor, uint32_t clock, uint32_t column, bool loads,
+                      const char *what)
 {
     if (actor == w->actor && clock != UINT32_MAX)
+        return;
+    const struct px_tc_warp *own = &w->cta->tcgen05->warp[w->id];
+    /* A warp's own accesses are in order once it has waited for them. */
+    if (actor == w->actor && (loads ? own->loads_over : own->stores_over))
         return;
     if (clock == UINT32_MAX)
         px_trap(w->cta->m, "column %u: %s of warp %u without tcgen05.wait or fence::before_thread_sync behind it",
@@ -102,7 +107,8 @@ static void need_allocation(struct px_warp *w, struct px_cta *c, uint32_t column
     if (t->tmem.owner[column / SIM_TMEM_UNIT] < 0)
         px_trap(w->cta->m, "column %u of tensor memory is not allocated", column);
     if (t->alloc_actor[column] != w->actor)
-        need_warp(w, t->alloc_actor[column], t->alloc_clock[column], column, "tensor memory from the tcgen05.alloc");
+        need_warp(w, t->alloc_actor[column], t->alloc_clock[column], column, false,
+                  "tensor memory from the tcgen05.alloc");
 }
 
 /* ---- Accesses ---- */
@@ -124,7 +130,8 @@ void px_tc_load(struct px_warp *w, struct px_tc_range r)
         if (cell->writer == PX_TC_PIPE)
             need_over(w, cell->write, c, "loads the result of a product or copy");
         else if (cell->writer == PX_TC_WARP)
-            need_warp(w, w->cta->rank * w->cta->n_warps + cell->write.actor, cell->clock, c, "loads a tcgen05.st");
+            need_warp(w, w->cta->rank * w->cta->n_warps + cell->write.actor, cell->clock, c, false,
+                      "loads a tcgen05.st");
         cell->loaded[w->id / 4 % 8] = UINT32_MAX;
     }
     own->loads_over = false;
@@ -136,7 +143,7 @@ static void need_loads(struct px_warp *w, struct px_cta *c, uint32_t quarter, ui
     for (uint32_t x = 0; x < 8; x++) {
         uint32_t clock = c->tcgen05->cell[quarter][column].loaded[x];
         if (clock)
-            need_warp(w, c->rank * c->n_warps + quarter + 4 * x, clock, column,
+            need_warp(w, c->rank * c->n_warps + quarter + 4 * x, clock, column, true,
                       "overwrites what is loaded by tcgen05.ld");
     }
 }
@@ -176,7 +183,7 @@ void px_tc_pipe(struct px_warp *w, struct px_cta *c, struct px_tc_ref ref, bool 
                           write ? "overwrites the result of a product or copy"
                                 : "reads the result of a product or copy");
             if (cell->writer == PX_TC_WARP)
-                need_warp(w, c->rank * c->n_warps + cell->write.actor, cell->clock, at, "follows a tcgen05.st");
+                need_warp(w, c->rank * c->n_warps + cell->write.actor, cell->clock, at, false, "follows a tcgen05.st");
             if (!write) {
                 cell->pipe_read = true;
                 cell->read = ref;
@@ -213,7 +220,8 @@ void px_tc_released(struct px_warp *w, uint32_t column, uint32_t n)
             if (cell->pipe_read)
                 need_over(w, cell->read, c, "frees what a product reads");
             if (cell->writer == PX_TC_WARP)
-                need_warp(w, w->cta->rank * w->cta->n_warps + cell->write.actor, cell->clock, c, "frees a tcgen05.st");
+                need_warp(w, w->cta->rank * w->cta->n_warps + cell->write.actor, cell->clock, c, false,
+                          "frees a tcgen05.st");
         }
     }
 }
