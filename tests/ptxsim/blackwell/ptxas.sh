@@ -22,7 +22,10 @@ pack pack_scales 32 0
 swiglu swiglu_act 64 256
 place place 40 0
 groups groups 40 4096
-combine combine 40 0'
+combine combine 40 0
+attend attend_bf16 168 0
+attend attend_fp8 168 0
+attend attend_nvfp4 168 0'
     ;;
 sm120a)
     emitted=120a plan='linear linear_128 232 2048

@@ -156,6 +156,18 @@ NIB_INLINE void nib_tmem_load32(uint32_t address, uint32_t r[32])
         : "r"(address));
 }
 
+/* 8 columns; the loads are waited for here. */
+NIB_INLINE void nib_tmem_read8(uint32_t address, uint32_t r[8])
+{
+    asm volatile("tcgen05.ld.sync.aligned.32x32b.x8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]), "=r"(r[4]), "=r"(r[5]), "=r"(r[6]), "=r"(r[7])
+                 : "r"(address));
+    asm volatile("tcgen05.wait::ld.sync.aligned;"
+                 : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3]), "+r"(r[4]), "+r"(r[5]), "+r"(r[6]), "+r"(r[7])
+                 :
+                 : "memory");
+}
+
 /* The registers are operands, so that nothing uses them before. */
 NIB_INLINE void nib_tmem_wait_load(uint32_t r[32])
 {
@@ -170,6 +182,30 @@ NIB_INLINE void nib_tmem_wait_load(uint32_t r[32])
                    "+r"(r[28]), "+r"(r[29]), "+r"(r[30]), "+r"(r[31])
                  :
                  : "memory");
+}
+
+/* The other way; in effect for others after nib_tmem_wait_store. */
+NIB_INLINE void nib_tmem_store32(uint32_t address, const uint32_t r[32])
+{
+    asm volatile(
+        "tcgen05.st.sync.aligned.32x32b.x32.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
+        "%15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32};" ::"r"(address),
+        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"(r[4]), "r"(r[5]), "r"(r[6]), "r"(r[7]), "r"(r[8]), "r"(r[9]),
+        "r"(r[10]), "r"(r[11]), "r"(r[12]), "r"(r[13]), "r"(r[14]), "r"(r[15]), "r"(r[16]), "r"(r[17]), "r"(r[18]),
+        "r"(r[19]), "r"(r[20]), "r"(r[21]), "r"(r[22]), "r"(r[23]), "r"(r[24]), "r"(r[25]), "r"(r[26]), "r"(r[27]),
+        "r"(r[28]), "r"(r[29]), "r"(r[30]), "r"(r[31])
+        : "memory");
+}
+
+NIB_INLINE void nib_tmem_wait_store(void)
+{
+    asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory");
+}
+
+/* What this thread wrote to shared memory becomes visible to tensor cores and copies. */
+NIB_INLINE void nib_proxy_fence(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 NIB_INLINE void nib_tcgen05_before_sync(void)
@@ -231,6 +267,15 @@ NIB_INLINE void nib_mma_mx(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, u
             : "memory");
 }
 
+/* d (+)= a b of 16 values of k, bf16, by one CTA. */
+NIB_INLINE void nib_mma_half(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, bool accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %4, 0;\n"
+                 "tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p;\n}" ::"r"(d),
+                 "l"(a), "l"(b), "r"(idesc), "r"((uint32_t)accumulate)
+                 : "memory");
+}
+
 /* One arrival at `bar` (of both CTAs of a pair) once all copies and products issued by this thread are done. */
 template <int N_CTAS> NIB_INLINE void nib_tcgen05_commit(uint32_t bar)
 {
@@ -253,6 +298,13 @@ NIB_INLINE uint64_t nib_matrix_sw128(uint32_t address)
     return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 46 | 2ull << 61;
 }
 
+/* Rows of k, 128 bytes of m or n each, under that swizzle: groups of 8 rows are 1024 bytes apart, the next 64 bf16
+ * values of m or n `next` bytes. */
+NIB_INLINE uint64_t nib_matrix_along(uint32_t address, uint32_t next)
+{
+    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(next >> 4) << 16 | 64ull << 32 | 1ull << 46 | 2ull << 61;
+}
+
 /* An atom of scales: 32 rows of 16 bytes, groups of 8 rows 128 bytes apart. */
 NIB_INLINE uint64_t nib_matrix_scales(uint32_t address)
 {
@@ -263,6 +315,13 @@ NIB_INLINE uint64_t nib_matrix_scales(uint32_t address)
 NIB_INLINE constexpr uint32_t nib_instruction_mx(int m, int n, uint32_t b_type, uint32_t id)
 {
     return id << 4 | b_type << 10 | (uint32_t)(n >> 3) << 17 | 1u << 23 | (uint32_t)(m >> 7) << 27 | id << 29;
+}
+
+/* bf16 times bf16, sums in fp32; an operand is K-major, or else read along m or n. */
+NIB_INLINE constexpr uint32_t nib_instruction_half(int m, int n, bool a_along_m, bool b_along_n)
+{
+    return 1u << 4 | 1u << 7 | 1u << 10 | (uint32_t)a_along_m << 15 | (uint32_t)b_along_n << 16 |
+           (uint32_t)(n >> 3) << 17 | (uint32_t)(m >> 4) << 24;
 }
 
 /* E2M1 times E2M1 with UE4M3 scales, dense, K-major. */

@@ -119,6 +119,22 @@ struct nib_sm100a_place_args {
     int32_t                fp8; /* rows are FP8: scales of 128 values, no row_scale */
 };
 
+/* ---- Attention ---- */
+
+#define NIB_SM100A_ATTEND_HEADS 64    /* of a block */
+#define NIB_SM100A_ATTEND_THREADS 288
+#define NIB_SM100A_ATTEND_SHARED 232328 /* bytes, dynamic */
+#define NIB_SM100A_ATTEND_BLOCKS 8    /* of a cluster, which share a row in the kernels for few rows */
+
+/* Passed by value to nib_sm100a_attend_bf16, _fp8 and _nvfp4, by the format of both stores: struct nib_attend_args for
+ * bf16 q and head_dim 512 with 64 rotary channels; stores and q 16-byte aligned. Row y of the grid is row first + y; x:
+ * groups of heads. few: NIB_SM100A_ATTEND_BLOCKS times as many blocks along x, that many a cluster, share a row. */
+struct nib_sm100a_attend_args {
+    struct nib_attend_args a; /* without rows */
+    struct nib_rows        rows;
+    int32_t                first, few;
+};
+
 /* ---- Packing of weights ---- */
 
 /* Passed by value to nib_sm100a_pack_scales: stored scale bytes (NVFP4 [n_out][n_in / 16], MXFP4 [n_out][n_in / 32], FP8
