@@ -23,6 +23,8 @@ struct px_config {
     bool     no_races;     /* do not look for races (faster) */
     bool     copies_wait_for_products; /* tcgen05.cp follows earlier tcgen05.mma of its thread; no promise of the ISA */
     bool     elect_high;   /* elect.sync chooses the highest lane instead of the lowest */
+    uint32_t shared_most;  /* bytes that a block may have, static and dynamic; 0: 227 KiB */
+    uint32_t cluster_most; /* blocks of a cluster; 0: 16 */
 };
 
 struct px_dim { uint32_t x, y, z; };

@@ -502,18 +502,22 @@ static void check_launch(struct px_machine *m, const struct px_function *f, cons
 {
     uint32_t threads = volume(l->block), cluster = volume(l->cluster);
     uint32_t sizes[3] = {l->cluster.x ? l->cluster.x : 1, l->cluster.y ? l->cluster.y : 1, l->cluster.z ? l->cluster.z : 1};
+    uint32_t shared_most = m->config.shared_most ? m->config.shared_most : 227 * 1024;
+    uint32_t cluster_most = m->config.cluster_most ? m->config.cluster_most : 16;
     if (l->grid.x == 0 || l->grid.y == 0 || l->grid.z == 0 || l->block.x == 0 || l->block.y == 0 || l->block.z == 0)
         px_trap(m, "a launch without blocks or threads");
     if (l->grid.y > 65535 || l->grid.z > 65535 || l->grid.x > 0x7fffffff)
         px_trap(m, "a grid of %u x %u x %u blocks", l->grid.x, l->grid.y, l->grid.z);
     if (threads > 1024 || (f->max_threads && threads > f->max_threads))
         px_trap(m, "%u threads in a block, at most %u are allowed", threads, f->max_threads ? f->max_threads : 1024);
-    if (cluster > 16 || l->grid.x % sizes[0] || l->grid.y % sizes[1] || l->grid.z % sizes[2])
+    if (cluster > cluster_most)
+        px_trap(m, "a cluster of %u blocks, at most %u on this card", cluster, cluster_most);
+    if (l->grid.x % sizes[0] || l->grid.y % sizes[1] || l->grid.z % sizes[2])
         px_trap(m, "clusters of %u blocks do not fit the grid", cluster);
     if (f->cluster[0] && (f->cluster[0] != sizes[0] || f->cluster[1] != sizes[1] || f->cluster[2] != sizes[2]))
         px_trap(m, "the kernel wants clusters of %u x %u x %u", f->cluster[0], f->cluster[1], f->cluster[2]);
-    if (shared_end(m) - PX_SHARED_FIRST > 227 * 1024)
-        px_trap(m, "%u bytes of shared memory, at most %u", shared_end(m) - PX_SHARED_FIRST, 227 * 1024);
+    if (shared_end(m) - PX_SHARED_FIRST > shared_most)
+        px_trap(m, "%u bytes of shared memory, at most %u", shared_end(m) - PX_SHARED_FIRST, shared_most);
     if (f->param_bytes > PARAM_BYTES)
         px_trap(m, "%u bytes of parameters, at most %d", f->param_bytes, PARAM_BYTES);
 }

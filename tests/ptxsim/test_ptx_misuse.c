@@ -70,6 +70,20 @@ static void memory(void)
     struct rig dynamic = small;
     dynamic.shared_bytes = 228 * 1024;
     stops(dynamic, "", "bytes of shared memory, at most");
+    /* A card with 99 KiB a block and no clusters; static shared memory counts. */
+    struct rig less = small;
+    less.config.shared_most = 99 * 1024;
+    less.config.cluster_most = 1;
+    less.shared_bytes = 99 * 1024;
+    good(less, "");
+    stops(less, ".shared .align 16 .b8 s[16]; mov.u32 %r1, s;", "101392 bytes of shared memory, at most 101376");
+    less.shared_bytes += 16;
+    stops(less, "", "101392 bytes of shared memory, at most 101376");
+    struct rig pair = small;
+    pair.grid = pair.cluster = (struct px_dim){2, 1, 1};
+    good(pair, "");
+    pair.config.cluster_most = 1;
+    stops(pair, "", "a cluster of 2 blocks, at most 1");
 }
 
 /* ---- Races ---- */

@@ -221,6 +221,8 @@ static enum nib_status backend_open(const struct nib_backend_config *c, struct n
     b->stream.dims = c->dims;
     b->stream.n_sms = prop.multiProcessorCount;
     b->stream.arch = prop.major * 10 + prop.minor;
+    b->stream.shared_most = (int32_t)prop.sharedMemPerBlockOptin;
+    b->stream.cluster_most = prop.major == 12 ? 1 : 8; /* cards of 12.x gain nothing from clusters */
     enum nib_status status = open_parts(b, err);
     if (status != NIB_OK) {
         backend_close(b);

@@ -161,6 +161,7 @@ struct nib_stream {
     bool                 hold;   /* jobs that only push rows may wait on: the op under way does not touch what they read */
     cudaStream_t         side;   /* work beside the main queue, joined by events */
     cudaEvent_t          fork, join;
+    int32_t              shared_most, cluster_most; /* bytes of shared memory a block may have; blocks of a cluster */
 };
 
 /* ---- Work that waits (any/row_jobs.cu) ---- */

@@ -37,7 +37,14 @@ rows norm 48 384
 rows swiglu 48 128
 rows swiglu_act 48 128
 experts groups 56 4096
-experts combine 48 0'
+experts combine 48 0
+attend attend_bf16 255 0
+attend attend_fp8 255 0
+attend attend_nvfp4 255 0
+attend attend_span_bf16 136 0
+attend attend_span_fp8 136 0
+attend attend_span_nvfp4 144 0
+attend attend_fold 64 0'
     ;;
 esac
 

@@ -40,6 +40,9 @@ if [ "$2" = long ]; then
     for op in embed norm linear q_rope kv_insert compress index_select attend o_a moe hc_pre hc_post hc_head head mtp_join copy_rows sample; do
         NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op $op --n 4
     done
+    for op in linear index_select attend o_a moe; do # within the memory of a card of 12.x
+        NIB_PTXSIM_CARD=120 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op $op --n 15 --rows many
+    done
     for op in norm linear moe; do
         NIB_PTXSIM_CARD=103 NIB_PTXSIM_SEED=$seed NIB_PTXSIM_RESIDENT=2 "$program" --backend cuda --format nvfp4 --seed "$seed" --op $op --n 12
     done

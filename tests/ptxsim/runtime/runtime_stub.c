@@ -158,11 +158,19 @@ static uint64_t setting(const char *name, uint64_t otherwise)
     return s && *s ? strtoull(s, NULL, 0) : otherwise;
 }
 
+/* Bytes of shared memory that a block may ask for. */
+static int shared_most(void)
+{
+    return (setting("NIB_PTXSIM_CARD", 90) / 10 == 12 ? 99 : 227) * 1024;
+}
+
 static struct px_machine *machine(void)
 {
     if (!rt.machine) {
         struct px_config c = {.seed = setting("NIB_PTXSIM_SEED", 0),
                               .resident = (int32_t)setting("NIB_PTXSIM_RESIDENT", setting("NIB_PTXSIM_SMS", 8)),
+                              .shared_most = (uint32_t)shared_most(),
+                              .cluster_most = setting("NIB_PTXSIM_CARD", 90) / 10 == 12 ? 1 : 16,
                               .no_races = setting("NIB_PTXSIM_RACES", 1) == 0,
                               .mma_by_steps = setting("NIB_PTXSIM_MMA_STEPS", 0) != 0};
         rt.machine = px_machine_new(&c);
@@ -438,8 +446,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
     p->minor = (int)setting("NIB_PTXSIM_CARD", 90) % 10;
     p->multiProcessorCount = (int)setting("NIB_PTXSIM_SMS", 8);
     p->totalGlobalMem = (size_t)4 << 30;
-    p->sharedMemPerBlockOptin = 227 * 1024;
-    p->sharedMemPerMultiprocessor = 228 * 1024;
+    p->sharedMemPerBlockOptin = (size_t)shared_most();
+    p->sharedMemPerMultiprocessor = (size_t)shared_most() + 1024;
     return result(cudaSuccess);
 }
 
@@ -478,7 +486,7 @@ cudaError_t cudaFuncSetAttribute(const void *host, enum cudaFuncAttribute attrib
     if (!f)
         return result(cudaErrorInvalidDeviceFunction);
     if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
-        if (value > 227 * 1024)
+        if (value > shared_most())
             return result(cudaErrorInvalidValue);
         f->dynamic_most = value > f->dynamic_most ? value : f->dynamic_most;
     }

@@ -184,7 +184,8 @@ bool nib_cuda_index_take(struct nib_stream *s, const struct nib_index_select_arg
                          int64_t n_entries)
 {
     unsigned cluster = 1;
-    while (cluster < kClusterMost && (int64_t)cluster * kThreads * kKeys < n_entries - 1)
+    unsigned most = s->cluster_most < kClusterMost ? (unsigned)s->cluster_most : kClusterMost;
+    while (cluster < most && (int64_t)cluster * kThreads * kKeys < n_entries - 1)
         cluster *= 2;
     if ((int64_t)cluster * kThreads * kKeys < n_entries - 1)
         return false;

@@ -91,6 +91,7 @@ enum nib_status nib_cuda_rows_prepare(struct nib_stream *s, const struct nib_act
 struct tiled_args {
     struct nib_cuda_products p;
     int32_t                  first_block[NIB_CUDA_PRODUCTS + 1]; /* of each weight */
+    int32_t                  rows;                               /* of x that a block takes */
 };
 
 /* Warps of a block that share a tile's columns: all four where there are few tiles, so that even a small matrix keeps many
@@ -120,8 +121,8 @@ tiled_products(const __grid_constant__ struct tiled_args a)
     const struct nib_cuda_matrix &w = a.p.w[i];
     const struct nib_cuda_rows   &x = a.p.x[i];
     int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_splits = splits_of(w, NT == 4), outs = kTileRows * kWarps / n_splits;
-    int32_t o0 = ((int32_t)blockIdx.x - a.first_block[i]) * outs, o = o0 + warp / n_splits * kTileRows, row0 = blockIdx.y * NT * 8;
-    int32_t count = min(NT * 8, a.p.n - row0);
+    int32_t o0 = ((int32_t)blockIdx.x - a.first_block[i]) * outs, o = o0 + warp / n_splits * kTileRows, row0 = blockIdx.y * a.rows;
+    int32_t count = min(a.rows, a.p.n - row0);
     struct nib_row_source rows = nib_row_source_of(row, x, count, w.n_in, warp % n_splits, n_splits, warp / n_splits, memory);
     struct nib_tile       t = nib_tile_of(w, 0, min(o, w.n_out - 1) / kTileRows, lane);
 
@@ -159,16 +160,21 @@ tiled_products(const __grid_constant__ struct tiled_args a)
     }
 }
 
-template <int NT> static void launch_tiled(struct nib_stream *s, const struct tiled_args &a)
+/* A block takes as many rows as its product does, or as its memory on this card holds. */
+template <int NT> static void launch_tiled(struct nib_stream *s, struct tiled_args *a)
 {
-    size_t bytes = 0;
-    for (int i = 0; i < a.p.n_weights; i++) {
-        size_t one = nib_rows_bytes(splits_of(a.p.w[i], NT == 4), a.p.x[i].n_parts, a.p.n < NT * 8 ? a.p.n : NT * 8);
-        bytes = one > bytes ? one : bytes;
+    constexpr size_t kStatic = NT * 8 * (sizeof(uint16_t *) + kWarps * kTileRows * sizeof(float));
+    size_t           row = 0, fit;
+    for (int i = 0; i < a->p.n_weights; i++) {
+        size_t one = nib_rows_bytes(splits_of(a->p.w[i], NT == 4), a->p.x[i].n_parts, 1);
+        row = one > row ? one : row;
     }
-    dim3 grid((unsigned)a.first_block[a.p.n_weights], (unsigned)((a.p.n + NT * 8 - 1) / (NT * 8)));
+    fit = ((size_t)s->shared_most - kStatic) / row;
+    a->rows = fit < NT * 8 ? (int32_t)fit : NT * 8;
+    size_t bytes = row * (size_t)(a->p.n < a->rows ? a->p.n : a->rows);
+    dim3   grid((unsigned)a->first_block[a->p.n_weights], (unsigned)((a->p.n + a->rows - 1) / a->rows));
     cudaFuncSetAttribute(tiled_products<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    nib_launch(s, tiled_products<NT>, grid, kThreads, bytes, a);
+    nib_launch(s, tiled_products<NT>, grid, kThreads, bytes, *a);
 }
 
 /* ---- Stored weights ---- */
@@ -224,11 +230,11 @@ enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cud
     }
     if (a.p.n_weights > 0) {
         if (wide)
-            launch_tiled<4>(s, a);
+            launch_tiled<4>(s, &a);
         else if (p->n <= 8 || n_parts > 1)
-            launch_tiled<1>(s, a);
+            launch_tiled<1>(s, &a);
         else
-            launch_tiled<2>(s, a);
+            launch_tiled<2>(s, &a);
     }
     return nib_cuda_check(s, cudaGetLastError(), "products with weights");
 }

@@ -153,7 +153,7 @@ struct moe_args {
     struct nib_cuda_moe_scratch m;
     const int32_t              *chosen;
     const float                *weight;
-    int32_t                     n_rows, n_pairs, top_k, dim, n_segments_max;
+    int32_t                     n_rows, n_pairs, top_k, dim, n_segments_max, segment_rows;
     float                       limit;
     bool                        weight_before, bf16; /* bf16: hidden goes straight to its one part */
 };
@@ -164,19 +164,19 @@ struct segment {
     bool    shared, none;
 };
 
-template <int NT> NIB_DEVICE struct segment segment_of(const struct moe_args &a, int32_t i)
+NIB_DEVICE struct segment segment_of(const struct moe_args &a, int32_t i)
 {
     struct segment s = {0, 0, 0, i >= a.n_segments_max, false};
     if (s.shared) {
-        s.from = (i - a.n_segments_max) * NT * 8;
-        s.count = min(NT * 8, a.n_rows - s.from);
+        s.from = (i - a.n_segments_max) * a.segment_rows;
+        s.count = min(a.segment_rows, a.n_rows - s.from);
         s.none = s.count <= 0;
     } else if (i >= *a.m.n_segments) {
         s.none = true;
     } else {
         s.stack = a.m.segment[2 * i];
         s.from = a.m.segment[2 * i + 1];
-        s.count = min(NT * 8, a.m.first[s.stack + 1] - s.from);
+        s.count = min(a.segment_rows, a.m.first[s.stack + 1] - s.from);
     }
     return s;
 }
@@ -202,7 +202,7 @@ gate_up(const __grid_constant__ struct moe_args a)
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ const uint16_t              *row[NT * 8];
     __shared__ float                        sums[kWarps][kTileRows * NT * 8];
-    struct segment                          seg = segment_of<NT>(a, blockIdx.y);
+    struct segment                          seg = segment_of(a, blockIdx.y);
     if (seg.none)
         return;
     const struct side &side = a.side[seg.shared];
@@ -257,7 +257,7 @@ down(const __grid_constant__ struct moe_args a)
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ const uint16_t              *row[NT * 8];
     __shared__ float                        sums[kWarps][kTileRows * NT * 8];
-    struct segment                          seg = segment_of<NT>(a, blockIdx.y);
+    struct segment                          seg = segment_of(a, blockIdx.y);
     if (seg.none)
         return;
     const struct side &side = a.side[seg.shared];
@@ -408,9 +408,18 @@ static int32_t most(int32_t a, int32_t b)
 }
 
 /* Rows that a segment can have in this launch (a hash table may name an expert twice). */
-static int32_t most_rows(const struct moe_args &a, int32_t wide)
+static int32_t most_rows(const struct moe_args &a)
 {
-    return a.n_pairs < wide ? a.n_pairs : wide;
+    return a.n_pairs < a.segment_rows ? a.n_pairs : a.segment_rows;
+}
+
+/* Rows of a segment: a product's, where a block's memory on this card holds them in three parts, columns cut in two. */
+static int32_t segment_rows_for(const struct nib_stream *s, int32_t n_pairs, int32_t experts)
+{
+    const size_t sums = 16 * (sizeof(uint16_t *) + kWarps * kTileRows * sizeof(float));
+    const size_t fit = ((size_t)s->shared_most - sums) / nib_rows_bytes(2, 3, 1);
+    const size_t rows = n_pairs > 4 * experts && fit >= 16 ? 16 : 8;
+    return (int32_t)(fit < rows ? fit : rows);
 }
 
 template <int NT> static void launch_gate_up(struct nib_stream *s, const struct moe_args &a, unsigned n_segments)
@@ -418,7 +427,7 @@ template <int NT> static void launch_gate_up(struct nib_stream *s, const struct 
     int32_t x = 0, parts = most(a.side[0].x.n_parts, a.side[1].x.n_parts);
     for (int i = 0; i < 2; i++)
         x = most(x, (int32_t)tiles_grid(a.side[i].w1.n_out, 2 / splits_of(a.side[i].w1.n_in)));
-    size_t bytes = nib_rows_bytes(2, parts, most_rows(a, NT * 8));
+    size_t bytes = nib_rows_bytes(2, parts, most_rows(a));
     cudaFuncSetAttribute(gate_up<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     nib_launch(s, gate_up<NT>, dim3((unsigned)x, n_segments), kThreads, bytes, a);
 }
@@ -428,7 +437,7 @@ template <int NT> static void launch_down(struct nib_stream *s, const struct moe
     int32_t x = 0, parts = most(a.side[0].inner.n_parts, a.side[1].inner.n_parts);
     for (int i = 0; i < 2; i++)
         x = most(x, (int32_t)tiles_grid(a.dim, kWarps / splits_of(a.side[i].w2.n_in)));
-    size_t bytes = nib_rows_bytes(2, parts, most_rows(a, NT * 8));
+    size_t bytes = nib_rows_bytes(2, parts, most_rows(a));
     cudaFuncSetAttribute(down<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     nib_launch(s, down<NT>, dim3((unsigned)x, n_segments), kThreads, bytes, a);
 }
@@ -464,12 +473,12 @@ static bool first_stage_is_tiled(const struct moe_args *a)
     return tiled;
 }
 
-static void launch_stages(struct nib_stream *s, struct moe_args *a, const struct nib_weight *const w2[2], int32_t segments)
+static void launch_stages(struct nib_stream *s, struct moe_args *a, const struct nib_weight *const w2[2])
 {
     bool     in_tiled = first_stage_is_tiled(a);
     bool     out_tiled = a->side[0].w2.layout == NIB_CUDA_TILED && a->side[1].w2.layout == NIB_CUDA_TILED;
-    int32_t  wide = a->n_pairs > 4 * segments ? 2 : 1;
-    unsigned n_segments = (unsigned)(a->n_segments_max + (a->n_rows + wide * 8 - 1) / (wide * 8));
+    int32_t  wide = a->segment_rows > 8 ? 2 : 1;
+    unsigned n_segments = (unsigned)(a->n_segments_max + (a->n_rows + a->segment_rows - 1) / a->segment_rows);
     bool     direct = a->bf16 && in_tiled && out_tiled && w2[0]->act == NIB_ACT_PLAIN && w2[1]->act == NIB_ACT_PLAIN;
     a->bf16 = direct;
     if (in_tiled) {
@@ -535,12 +544,12 @@ static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args 
     args.weight_before = a->weight_before_w2;
     args.bf16 = a->y.dtype == NIB_DTYPE_BF16;
     int32_t experts = args.n_pairs < a->n_experts ? args.n_pairs : a->n_experts;
-    int32_t wide = args.n_pairs > 4 * experts ? 2 : 1;
-    args.n_segments_max = experts + args.n_pairs / (wide * 8);
+    args.segment_rows = segment_rows_for(s, args.n_pairs, experts);
+    args.n_segments_max = experts + args.n_pairs / args.segment_rows;
 
     size_t counts = 2 * (size_t)a->n_experts * 4;
     cudaFuncSetAttribute(sort_pairs, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)counts);
-    nib_launch(s, sort_pairs, 1, 1024, counts, a->n_experts, args.n_pairs, wide * 8, m->chosen, *m);
+    nib_launch(s, sort_pairs, 1, 1024, counts, a->n_experts, args.n_pairs, args.segment_rows, m->chosen, *m);
     NIB_TRY(nib_cuda_check(s, cudaGetLastError(), "routing"));
 
     for (int i = 0; i < 2; i++) {
@@ -561,7 +570,7 @@ static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args 
             NIB_TRY(nib_cuda_rows_prepare(s, &a->x, w[i][0]->act, first, n, false, &at, &args.side[i].x));
     }
     const struct nib_weight *const w2[2] = {a->w2, a->sw2};
-    launch_stages(s, &args, w2, experts);
+    launch_stages(s, &args, w2);
     nib_launch(s, combine, dim3((unsigned)((args.dim + 255) / 256), (unsigned)n), 256, (size_t)a->top_k * 4, args, first, a->y);
     return nib_cuda_check(s, cudaGetLastError(), "experts");
 }

@@ -158,4 +158,5 @@ const struct nib_blackwell_family nib_blackwell_sm120a = {
     .tile_rows = nib_sm120a_tile_rows,
     .multiply = multiply,
     .products = products,
+    .attend = nib_cuda_sm120a_attend,
 };

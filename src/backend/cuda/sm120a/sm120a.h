@@ -102,6 +102,30 @@ int32_t nib_sm120a_tile_rows(int32_t n_rows, int32_t n_experts);
 /* Most groups that n_rows rows of n_experts experts can make. */
 int32_t nib_sm120a_groups_most(int32_t n_rows, int32_t n_experts, int32_t tile_rows);
 
+/* ---- Attention ---- */
+
+#define NIB_SM120A_SPAN 32          /* attended rows that are summed by themselves */
+#define NIB_SM120A_ATTEND_HEADS 32  /* of a block of 256 threads */
+#define NIB_SM120A_PART_FLOATS 514  /* of a head's sum over a span: channels, maximum, total */
+#define NIB_SM120A_ATTEND_BF16 93312 /* bytes of shared memory, by the format of rows */
+#define NIB_SM120A_ATTEND_FP8 96896
+#define NIB_SM120A_ATTEND_NVFP4 89216
+
+/* Passed by value, behind the op's arguments and rows. nib_sm120a_attend_FORMAT, a block for 32 heads of a row, grid (rows
+ * * n_groups), makes rows of o. nib_sm120a_attend_span_FORMAT, grid (n_spans, n_groups, rows), makes the sums of spans
+ * first .. first + n_spans - 1; nib_sm120a_attend_fold, grid (heads, rows) of 128 threads and no dynamic shared memory, adds
+ * them to the sum so far, or to the sink if first is 0, and makes rows of o behind a row's last span. Both ways give
+ * the same bits. */
+struct nib_sm120a_spans {
+    float  *part;      /* [rows][n_spans + 1][n_heads][NIB_SM120A_PART_FLOATS]; the last is the sum so far */
+    int32_t first_row; /* of the op, that part's row 0 is */
+    int32_t first, n_spans, n_heads, n_groups;
+};
+
+struct nib_stream;
+/* The op, which leaves to any/ what its kernels do not take. A row's bits do not depend on the other rows. */
+enum nib_status nib_cuda_sm120a_attend(struct nib_stream *s, const struct nib_attend_args *a);
+
 #ifdef __cplusplus
 }
 #endif
