@@ -1,5 +1,5 @@
 /* Runs one hot kernel of the cpu backend a number of times, to have its instructions counted: run_kernel NAME TIMES.
- * Data are fixed; a tile is 12 outputs of 4096 channels. With no arguments it prints the names. */
+ * Data are fixed; a tile is 32 outputs of 4096 channels. With no arguments it prints the names. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,19 +32,20 @@ static void run_tile(enum nib_weight_type type, bool codes, int32_t n_rows, int 
 {
     /* Scale bytes near 1 in both formats. */
     struct nib_cpu_matrix w = {type, NIB_CPU_TILE_OUTS, N_IN, NULL, NULL, 0, 0, 1};
-    w.codes_stride = type == NIB_WEIGHT_BF16 ? 2 * N_IN : type == NIB_WEIGHT_FP8 ? N_IN : N_IN / 2;
-    w.scales_stride = type == NIB_WEIGHT_NVFP4 ? N_IN / 16 : N_IN / 32;
-    w.codes = filled((size_t)(NIB_CPU_TILE_OUTS * w.codes_stride), 0x30, 16);
-    w.scales = filled((size_t)(NIB_CPU_TILE_OUTS * w.scales_stride), type == NIB_WEIGHT_NVFP4 ? 0x38 : 0x7e, 4);
+    const int32_t         panels = NIB_CPU_TILE_OUTS / NIB_CPU_PANEL, values = NIB_CPU_PANEL * N_IN;
+    w.codes_stride = type == NIB_WEIGHT_BF16 ? 2 * values : type == NIB_WEIGHT_FP8 ? values : values / 2;
+    w.scales_stride = type == NIB_WEIGHT_NVFP4 ? values / 16 : type == NIB_WEIGHT_FP8 ? N_IN / 128 : values / 32;
+    w.codes = filled((size_t)(panels * w.codes_stride), 0x30, 16);
+    w.scales = filled((size_t)(panels * w.scales_stride), type == NIB_WEIGHT_NVFP4 ? 0x38 : 0x7e, 4);
 
     const float                   *x[NIB_CPU_TILE_ROWS];
     const struct nib_cpu_code_row *xi[NIB_CPU_TILE_ROWS];
     struct nib_cpu_code_row        row = {filled(N_IN, 0, 12), floats(N_IN / 16), filled(N_IN / 4, 0, 1), 1};
     for (int32_t r = 0; r < n_rows; r++) {
-        x[r] = floats(N_IN);
+        x[r] = floats(N_IN + 33 * 16);
         xi[r] = &row;
     }
-    float              *work = floats(NIB_CPU_TILE_WORK), y[NIB_CPU_TILE_ROWS * NIB_CPU_TILE_OUTS];
+    float              *work = floats(NIB_CPU_TILE_WORK), *y = floats(NIB_CPU_TILE_ROWS * NIB_CPU_TILE_OUTS);
     struct nib_cpu_tile t = {&w, 0, NIB_CPU_TILE_OUTS, n_rows, x, xi, y, work};
     for (int i = 0; i < times; i++)
         (codes ? k.tile_codes : k.tile_plain)(&t);

@@ -6,10 +6,10 @@
 
 double oc_dot_bound(double mag, int64_t n)
 {
-    /* The cpu backend's longest chain: 8 products of a group, one scale and one sum for each group of 128 channels, 4
-     * folds, 2 scales at the end. The absolute part: products and sums may be subnormal, which loses up to 2^-149
-     * each. */
-    return ((double)n / 16 + 16) * OC_U * mag + (double)n * 0x1p-148;
+    /* The cpu backend's longest chain: 16 products of a block (which round before they are added where there is no fused
+     * multiply-add), its scale, one sum for each block of 16 channels, 2 scales at the end. The absolute part: products
+     * and sums may be subnormal, which loses up to 2^-149 each. */
+    return ((double)n / 16 + 20) * OC_U * mag + (double)n * 0x1p-148;
 }
 
 void oc_compare(struct oc_worst *w, double got, double ref, double bound, int64_t row, int64_t col)

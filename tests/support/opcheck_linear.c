@@ -136,8 +136,9 @@ static void judge_linear(struct oc_case *c, const void *data, const struct oc_re
     }
 }
 
-/* weight_bytes must answer without data, and grow by 2 % at most, or by the rest of the last tiles where a tensor core
- * takes them so: of scales (128 rows by 256 columns), or of everything (16 by 128). */
+/* weight_bytes must answer without data, and grow by 2 % at most, or by the rest of the last panels of 16 outputs by 16
+ * channels, or by the rest of the last tiles where a tensor core takes them so: of scales (128 rows by 256 columns), or of
+ * everything (16 by 128). */
 static void check_weight_bytes(struct oc_case *c, const struct oc_weight *w)
 {
     struct nib_weight_desc d = w->desc;
@@ -150,7 +151,8 @@ static void check_weight_bytes(struct oc_case *c, const struct oc_weight *w)
     case NIB_WEIGHT_MXFP4: stored = n / 2 + n / 32; break;
     case NIB_WEIGHT_NVFP4: stored = n / 2 + n / 16 + 4; break;
     }
-    double limit = 1.02 * stored;
+    double values = ceil(d.n_out / 16.0) * ceil(d.n_in / 16.0) * 256;
+    double limit = fmax(1.02 * stored, stored / n * values + 4);
     if (d.type == NIB_WEIGHT_NVFP4 && d.act == NIB_ACT_NVFP4)
         limit = fmax(fmax(limit, n / 2 + ceil(d.n_out / 128.0) * ceil(d.n_in / 256.0) * 2048),
                      ceil(d.n_out / 16.0) * ceil(d.n_in / 128.0) * 16 * 128 * 9 / 16);

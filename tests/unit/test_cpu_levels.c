@@ -63,21 +63,28 @@ static void test_tables(void **state)
     }
 }
 
-/* Every channel of a group has one place in each order. */
+/* Every element of an octet has one place in each order, and pairs of bytes of 4-bit codes stay together. */
 static void test_orders(void **state)
 {
-    struct nib_cpu_kernels k;
     (void)state;
     for (int best = 0; best < 2; best++) {
+        struct nib_cpu_kernels k;
         nib_cpu_kernels_init(&k, best ? nib_cpu_flags_detect() : 0);
-        const uint8_t *order[] = {k.order.row, k.order.fp8, k.order.bf16};
+        const struct {
+            const uint8_t *order;
+            int            n;
+        } list[] = {{k.order.fp4, sizeof k.order.fp4}, {k.order.fp8, sizeof k.order.fp8}, {k.order.bf16, sizeof k.order.bf16}};
         for (int i = 0; i < 3; i++) {
-            bool seen[NIB_CPU_GROUP] = {false};
-            for (int c = 0; c < NIB_CPU_GROUP; c++) {
-                assert_true(order[i][c] < NIB_CPU_GROUP);
-                assert_false(seen[order[i][c]]);
-                seen[order[i][c]] = true;
+            bool seen[sizeof k.order.fp8] = {false};
+            for (int e = 0; e < list[i].n; e++) {
+                assert_true(list[i].order[e] < list[i].n);
+                assert_false(seen[list[i].order[e]]);
+                seen[list[i].order[e]] = true;
             }
+        }
+        for (size_t e = 0; e < sizeof k.order.fp4; e += 2) {
+            assert_int_equal(k.order.fp4[e] % 2, 0);
+            assert_int_equal(k.order.fp4[e + 1], k.order.fp4[e] + 1);
         }
     }
 }

@@ -65,25 +65,30 @@ static void dot_any(const float *const *x, int32_t rows, const float *w, int64_t
                       acc_stride);
 }
 
-/* Plain fp32 weights and rows in their natural order. */
+/* Plain fp32 weights: 8 rows by 12 outputs at a time, whose weights of 256 channels stay in the L1 cache. */
 static void tile_f32(const struct nib_cpu_tile *t)
 {
+    enum { ROWS = 8, OUTS = 12 };
     const struct nib_cpu_matrix *w = t->w;
     int64_t                      stride = w->codes_stride / 4;
     const float                 *weights = (const float *)(const void *)w->codes + t->out * stride;
-    float                       *acc = t->work;
-    memset(acc, 0, sizeof(float) * NIB_CPU_LANES * NIB_CPU_TILE_OUTS * (size_t)t->n_rows);
-    for (int32_t k0 = 0; k0 < w->n_in; k0 += NIB_CPU_TILE_K) {
-        int32_t      n = w->n_in - k0 < NIB_CPU_TILE_K ? w->n_in - k0 : NIB_CPU_TILE_K;
-        const float *x[NIB_CPU_TILE_ROWS];
-        for (int32_t r = 0; r < t->n_rows; r++)
-            x[r] = t->x[r] + k0;
-        dot_any(x, t->n_rows, weights + k0, stride, t->n_outs, n, acc, NIB_CPU_TILE_OUTS);
-    }
-    for (int32_t r = 0; r < t->n_rows; r++)
-        for (int32_t o = 0; o < t->n_outs; o++)
-            t->y[r * NIB_CPU_TILE_OUTS + o] =
-                fold_lanes(acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES) * w->global_scale;
+    for (int32_t r0 = 0; r0 < t->n_rows; r0 += ROWS)
+        for (int32_t o0 = 0; o0 < t->n_outs; o0 += OUTS) {
+            int32_t rows = t->n_rows - r0 < ROWS ? t->n_rows - r0 : ROWS;
+            int32_t outs = t->n_outs - o0 < OUTS ? t->n_outs - o0 : OUTS;
+            float   acc[ROWS * OUTS * NIB_CPU_LANES] = {0};
+            for (int32_t k0 = 0; k0 < w->n_in; k0 += NIB_CPU_TILE_K) {
+                int32_t      n = w->n_in - k0 < NIB_CPU_TILE_K ? w->n_in - k0 : NIB_CPU_TILE_K;
+                const float *x[ROWS];
+                for (int32_t r = 0; r < rows; r++)
+                    x[r] = t->x[r0 + r] + k0;
+                dot_any(x, rows, weights + o0 * stride + k0, stride, outs, n, acc, OUTS);
+            }
+            for (int32_t r = 0; r < rows; r++)
+                for (int32_t o = 0; o < outs; o++)
+                    t->y[(r0 + r) * NIB_CPU_TILE_OUTS + o0 + o] =
+                        fold_lanes(acc + (r * OUTS + o) * NIB_CPU_LANES) * w->global_scale;
+        }
 }
 
 static void dot_rows(const float *x, int64_t x_stride, int32_t n_x, const float *w, int64_t w_stride, int32_t n_w,

@@ -2,11 +2,12 @@
 
 static void fill_all(struct nib_cpu_kernels *k)
 {
-    for (int32_t i = 0; i < NIB_CPU_GROUP; i++) {
-        k->order.row[i] = (uint8_t)row_channel(i);
-        k->order.fp8[i] = (uint8_t)fp8_channel(i);
-        k->order.bf16[i] = (uint8_t)bf16_channel(i);
-    }
+    for (int32_t out = 0; out < NIB_CPU_PANEL; out++)
+        for (int32_t i = 0; i < NIB_CPU_OCTET; i++) {
+            k->order.fp4[fp4_place(out, i / 2)] = (uint8_t)(4 * out + i / 2);
+            k->order.fp8[fp8_place(out, i)] = (uint8_t)(8 * out + i);
+            k->order.bf16[bf16_place(out, i)] = (uint8_t)(8 * out + i);
+        }
     k->tile_plain = tile_plain;
     k->tile_codes = tile_codes;
     k->codes_open = codes_open;

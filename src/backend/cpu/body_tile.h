@@ -1,282 +1,215 @@
-/* Body of a rung: products of opened rows with packed weights, by groups of 128 channels (see kernels.h).
+/* Body of a rung: products of fp32 rows with packed weights (see kernels.h).
  *
- * The rung supplies chunk_decode, group_scales, the codes_* functions and the order of channels. A group is CHUNKS
- * times CHUNK_VECS vectors; each belongs to one of CHAINS chains of multiply-adds, by CHUNK_CHAIN. Up to STREAM_ROWS
- * rows take their weights straight from registers: one pass over the stored bytes, which is what decoding a token
- * costs. More rows share a tile that is decoded to scratch. Both run the same operations for a row. */
+ * The rung supplies chunk_decode and panel_scales_decode. An octet is CHUNKS chunks of CHUNK_CHANNELS channels, channel
+ * CHUNK_CHANNEL(c, i) each. Up to STREAM_ROWS rows take their weights straight from registers: one pass over the stored
+ * bytes, which is what decoding a token costs. More rows share a panel that is decoded to scratch. Both run the same
+ * operations for a row. */
 
-#define GROUP_VECS  (NIB_CPU_GROUP / VEC_FLOATS)
-#define CHUNK_VECS  (GROUP_VECS / CHUNKS)
-#define CHAIN_VECS  (GROUP_VECS / CHAINS)
-#define TILE_GROUPS (NIB_CPU_TILE_K / NIB_CPU_GROUP)
+#define CHUNK_CHANNELS (NIB_CPU_OCTET / CHUNKS)
+#define TILE_BLOCKS    (NIB_CPU_TILE_K / NIB_CPU_BLOCK)
 
-_Static_assert(CHAINS * VEC_FLOATS == NIB_CPU_LANES, "chains of vectors are the sums' lanes");
-
-/* Sums of a tile: 16 lanes for each row and output. */
-BODY float *sums_of(float *acc, int32_t r, int32_t o) { return acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES; }
-
-/* y has room for all outputs of a tile, and so do the sums. */
-static void sums_finish(const struct nib_cpu_tile *t, const float *acc)
+/* sum += chain * scale, or without a scale. */
+BODY void sum_add(const int type, vec *sum, const vec *chain, const vec *scale)
 {
-    const f32x4 scale = (f32x4){0} + t->w->global_scale;
+    if (type == NIB_WEIGHT_BF16)
+        *sum += *chain;
+    else
+        VEC_FMA(*sum, *chain, *scale);
+}
+
+/* The sums of n outputs are complete but for the matrix's scale. */
+BODY void sums_scale(const struct nib_cpu_tile *t)
+{
+    const vec scale = SPLAT(t->w->global_scale);
     for (int32_t r = 0; r < t->n_rows; r++)
-        for (int32_t o = 0; o < t->n_outs; o += 4) {
-            f32x4_at *y = (f32x4_at *)(t->y + r * NIB_CPU_TILE_OUTS + o);
-            fold4(acc + (r * NIB_CPU_TILE_OUTS + o) * NIB_CPU_LANES, (float *)y);
-            *y *= scale;
-        }
+        for (int32_t o = 0; o < t->n_outs; o += VEC_FLOATS)
+            *(vec *)(void *)(t->y + r * NIB_CPU_TILE_OUTS + o) *= scale;
 }
 
 /* ---- Few rows: straight from the stored bytes ---- */
 
-/* Channels of SPLIT_ROWS rows or more that are passed, of all together, before the next output: 16 KiB of them stay in the L1
- * cache. */
-#define STREAM_GROUPS (4096 / NIB_CPU_GROUP)
-
-/* Add the channels of chains [c0, c0 + n_c) of one group to sums [rows][n_c]. */
-BODY void group_add(const int rows, const int type, const int c0, const int n_c, const uint8_t *codes,
-                    const uint8_t *scales, const float *const *x, int64_t k, vec (*acc)[CHAINS])
+/* Chunk c of a block's two octets into its chains: t[row][vector] = sum of x * w over the block's channels. */
+BODY void chunk_add(const int rows, const int type, const int c, const uint8_t *codes, const float *const *x, int64_t k,
+                    vec (*t)[PANEL_VECS])
 {
-    vec t[STREAM_ROWS][CHAINS] = {{{0}}}, s[CHAINS];
-    UNROLL for (int c = 0; c < CHUNKS; c++)
-    {
-        vec v[CHUNK_VECS];
-        chunk_decode(type, codes, c, v);
-        UNROLL for (int i = 0; i < CHUNK_VECS; i++)
+    vec v[CHUNK_CHANNELS * PANEL_VECS];
+    chunk_decode(type, codes + c / CHUNKS * block_bytes(type) / 2, c % CHUNKS, v);
+    UNROLL for (int i = 0; i < CHUNK_CHANNELS; i++)
+        UNROLL for (int r = 0; r < rows; r++)
         {
-            const int chain = CHUNK_CHAIN(c, i) - c0;
-            if (chain < 0 || chain >= n_c)
-                continue;
-            UNROLL for (int r = 0; r < rows; r++)
+            vec xv = SPLAT(x[r][k + c / CHUNKS * NIB_CPU_OCTET + CHUNK_CHANNEL(c % CHUNKS, i)]);
+            UNROLL for (int p = 0; p < PANEL_VECS; p++)
             {
-                vec xv = *(const vec_at *)(x[r] + k + (c * CHUNK_VECS + i) * VEC_FLOATS);
-                VEC_FMA(t[r][chain], xv, v[i]);
+                if (c == 0 && i == 0)
+                    t[r][p] = xv * v[p];
+                else
+                    VEC_FMA(t[r][p], xv, v[i * PANEL_VECS + p]);
             }
         }
-    }
-    group_scales(type, scales, s);
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < n_c; c++)
-            VEC_FMA(acc[r][c], t[r][c], s[c0 + c]);
 }
 
-/* Chains [c0, c0 + n_c) of groups [g, end) of one output; the last may be a part of one. */
-BODY void stream_chains(const int rows, const int type, const int c0, const int n_c, const struct nib_cpu_tile *t,
-                        int32_t o, int32_t g, int32_t end, ptrdiff_t ahead, float *sums)
+/* `panels` panels side by side, chunk by chunk: one panel's chains alone would wait for themselves. */
+BODY void stream_panels(const int rows, const int panels, const int type, const struct nib_cpu_tile *t, int32_t o)
 {
     const struct nib_cpu_matrix *w = t->w;
-    const uint8_t *codes = row_codes(w, t->out + o) + (int64_t)g * group_bytes(type);
-    const uint8_t *scales = row_scales(w, t->out + o) + (int64_t)g * group_scale_bytes(type);
-    int32_t        n_full = w->n_in / NIB_CPU_GROUP;
-    vec            acc[STREAM_ROWS][CHAINS];
+    const int32_t  n_blocks = n_blocks_of(w);
+    const uint8_t *codes = panel_codes(w, t->out + o), *scales[STREAM_PANELS];
     const float   *x[STREAM_ROWS];
+    vec            sum[STREAM_ROWS][STREAM_PANELS][PANEL_VECS];
+    UNROLL for (int q = 0; q < panels; q++)
+        scales[q] = panel_scales(w, t->out + o + q * NIB_CPU_PANEL);
     UNROLL for (int r = 0; r < rows; r++)
     {
         x[r] = t->x[r];
-        UNROLL for (int c = 0; c < n_c; c++)
-            acc[r][c] = (vec){0};
-        if (g > 0)
-            UNROLL for (int c = 0; c < n_c; c++)
-                acc[r][c] = *(vec *)(void *)(sums_of(sums, r, o) + (c0 + c) * VEC_FLOATS);
+        UNROLL for (int q = 0; q < panels; q++)
+            UNROLL for (int p = 0; p < PANEL_VECS; p++)
+                sum[r][q][p] = (vec){0};
     }
-    for (; g < end && g < n_full; g++) {
-        if (c0 == 0)
-            UNROLL for (int i = 0; i < group_bytes(type); i += 64)
-                __builtin_prefetch(codes + ahead + i);
-        group_add(rows, type, c0, n_c, codes, scales, x, (int64_t)g * NIB_CPU_GROUP, acc);
-        codes += group_bytes(type);
-        scales += group_scale_bytes(type);
-    }
-    if (g < end) {
-        struct last_group last;
-        last_group_pack(type, codes, scales, w->n_in % NIB_CPU_GROUP, last.codes, last.scales);
-        group_add(rows, type, c0, n_c, last.codes, last.scales, x, (int64_t)g * NIB_CPU_GROUP, acc);
+    for (int32_t b = 0; b < n_blocks; b++) {
+        vec chain[STREAM_PANELS][STREAM_ROWS][PANEL_VECS];
+        UNROLL for (int q = 0; q < panels; q++)
+            UNROLL for (int i = 0; i < block_bytes(type); i += 64)
+                __builtin_prefetch(codes + q * w->codes_stride + PREFETCH_BYTES + i);
+        UNROLL for (int c = 0; c < 2 * CHUNKS; c++)
+            UNROLL for (int q = 0; q < panels; q++)
+                chunk_add(rows, type, c, codes + q * w->codes_stride, x, (int64_t)b * NIB_CPU_BLOCK, chain[q]);
+        UNROLL for (int q = 0; q < panels; q++)
+        {
+            vec s[PANEL_VECS];
+            panel_scales_decode(type, block_scales_at(type, scales[q], b), s);
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int p = 0; p < PANEL_VECS; p++)
+                    sum_add(type, &sum[r][q][p], &chain[q][r][p], &s[p]);
+        }
+        codes += block_bytes(type);
     }
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int c = 0; c < n_c; c++)
-            *(vec *)(void *)(sums_of(sums, r, o) + (c0 + c) * VEC_FLOATS) = acc[r][c];
-}
-
-/* Sums of many rows leave no registers for all chains: then one at a time, and bytes are decoded for each. */
-BODY void stream_output(const int rows, const int type, const struct nib_cpu_tile *t, int32_t o, int32_t g, int32_t end,
-                        ptrdiff_t ahead, float *sums)
-{
-    if (rows < SPLIT_ROWS)
-        stream_chains(rows, type, 0, CHAINS, t, o, g, end, ahead, sums);
-    else
-        UNROLL for (int c = 0; c < CHAINS; c++)
-            stream_chains(rows, type, c, 1, t, o, g, end, ahead, sums);
-}
-
-/* From groups [g, g + most) of output o to the bytes that are read PREFETCH_BYTES later: further on in a row that is read
- * whole, else the groups of a later output, or of the first ones' next groups, or of the next tile's. */
-BODY ptrdiff_t stream_ahead(const int type, const struct nib_cpu_tile *t, int32_t o, int32_t g, int32_t most,
-                            int32_t n_groups)
-{
-    int32_t   bytes = most * group_bytes(type), n = (PREFETCH_BYTES + bytes - 1) / bytes;
-    ptrdiff_t stride = t->w->codes_stride;
-    if (most >= n_groups)
-        return PREFETCH_BYTES;
-    if (o + n < t->n_outs)
-        return n * stride;
-    if (g + most < n_groups)
-        return (n - t->n_outs) * stride + bytes;
-    return n * stride - (ptrdiff_t)g * group_bytes(type);
+        UNROLL for (int q = 0; q < panels; q++)
+            UNROLL for (int p = 0; p < PANEL_VECS; p++)
+                *(vec *)(void *)(t->y + r * NIB_CPU_TILE_OUTS + o + q * NIB_CPU_PANEL + p * VEC_FLOATS) = sum[r][q][p];
 }
 
 BODY void stream_rows(const int rows, const int type, const struct nib_cpu_tile *t)
 {
-    int32_t n_groups = (t->w->n_in + NIB_CPU_GROUP - 1) / NIB_CPU_GROUP;
-    int32_t most = rows < SPLIT_ROWS ? n_groups : STREAM_GROUPS / rows;
-    for (int32_t g = 0; g < n_groups; g += most)
-        for (int32_t o = 0; o < t->n_outs; o++)
-            stream_output(rows, type, t, o, g, g + most < n_groups ? g + most : n_groups,
-                          stream_ahead(type, t, o, g, most, n_groups), t->work);
-    sums_finish(t, t->work);
+    const int panels = rows == 1 ? STREAM_PANELS : 1;
+    int32_t   o = 0;
+    for (; panels > 1 && t->n_outs - o > NIB_CPU_PANEL; o += panels * NIB_CPU_PANEL)
+        stream_panels(rows, panels, type, t, o);
+    for (; o < t->n_outs; o += NIB_CPU_PANEL)
+        stream_panels(rows, 1, type, t, o);
 }
 
-/* ---- Many rows: a tile decoded to scratch ---- */
+/* ---- Many rows: a panel decoded to scratch ---- */
 
-/* Decoded vectors of the tile's outputs lie side by side, so that a block of outputs reads them in order: vector i of
- * group g and output o, and the vector of its scales for chain c. */
-BODY float *opened_at(float *v, int32_t g, int32_t i, int32_t o)
+/* Decode blocks [b0, b0 + n) of a panel to v, channel after channel in the order of the chains, and scales to s. */
+BODY void panel_open(const int type, const struct nib_cpu_matrix *w, int32_t out, int32_t b0, int32_t n, float *v,
+                     float *s)
 {
-    return v + ((g * GROUP_VECS + i) * NIB_CPU_TILE_OUTS + o) * VEC_FLOATS;
-}
-BODY float *scale_at(float *s, int32_t g, int32_t c, int32_t o)
-{
-    return s + ((g * CHAINS + c) * NIB_CPU_TILE_OUTS + o) * VEC_FLOATS;
-}
-
-/* Decode groups [g0, g0 + n) of the tile's outputs to v, scales beside them. */
-BODY void tile_open(const int type, const struct nib_cpu_tile *t, int32_t g0, int32_t n, float *v, float *s)
-{
-    const struct nib_cpu_matrix *w = t->w;
-    ptrdiff_t ahead = n * group_bytes(type), scales_ahead = n * group_scale_bytes(type);
-    if ((g0 + n) * NIB_CPU_GROUP >= w->n_in) {
-        ahead = t->n_outs * w->codes_stride - (ptrdiff_t)g0 * group_bytes(type);
-        scales_ahead = t->n_outs * w->scales_stride - (ptrdiff_t)g0 * group_scale_bytes(type);
-    }
-    for (int32_t o = 0; o < t->n_outs; o++)
-        for (int32_t g = 0; g < n; g++) {
-            const uint8_t    *codes = row_codes(w, t->out + o) + (int64_t)(g0 + g) * group_bytes(type);
-            const uint8_t    *scales = row_scales(w, t->out + o) + (int64_t)(g0 + g) * group_scale_bytes(type);
-            int32_t           n_left = w->n_in - (g0 + g) * NIB_CPU_GROUP;
-            struct last_group last;
-            /* The same groups of the next turn: these outputs' next groups, or the next tile's first ones. */
-            UNROLL for (int i = 0; i < group_bytes(type); i += 64)
-                __builtin_prefetch(codes + ahead + i);
-            if (g == 0)
-                __builtin_prefetch(scales + scales_ahead);
-            if (n_left < NIB_CPU_GROUP) {
-                last_group_pack(type, codes, scales, n_left, last.codes, last.scales);
-                codes = last.codes;
-                scales = last.scales;
-            }
-            UNROLL for (int c = 0; c < CHUNKS; c++)
-            {
-                vec d[CHUNK_VECS];
-                chunk_decode(type, codes, c, d);
-                UNROLL for (int i = 0; i < CHUNK_VECS; i++)
-                    *(vec *)(void *)opened_at(v, g, c * CHUNK_VECS + i, o) = d[i];
-            }
-            vec sc[CHAINS];
-            group_scales(type, scales, sc);
-            UNROLL for (int c = 0; c < CHAINS; c++)
-                *(vec *)(void *)scale_at(s, g, c, o) = sc[c];
+    const uint8_t *codes = panel_codes(w, out) + (int64_t)b0 * block_bytes(type), *scales = panel_scales(w, out);
+    for (int32_t b = b0; b < b0 + n; b++) {
+        UNROLL for (int c = 0; c < 2 * CHUNKS; c++)
+        {
+            vec d[CHUNK_CHANNELS * PANEL_VECS];
+            chunk_decode(type, codes + c / CHUNKS * block_bytes(type) / 2, c % CHUNKS, d);
+            UNROLL for (int i = 0; i < CHUNK_CHANNELS * PANEL_VECS; i++)
+                *(vec *)(void *)(v + (c * CHUNK_CHANNELS * PANEL_VECS + i) * VEC_FLOATS) = d[i];
         }
+        vec sc[PANEL_VECS];
+        panel_scales_decode(type, block_scales_at(type, scales, b), sc);
+        UNROLL for (int p = 0; p < PANEL_VECS; p++)
+            *(vec *)(void *)(s + p * VEC_FLOATS) = sc[p];
+        codes += block_bytes(type);
+        v += NIB_CPU_BLOCK * NIB_CPU_PANEL;
+        s += NIB_CPU_PANEL;
+    }
 }
 
-/* Add n decoded groups to rows x outs sums from output o on. */
-BODY void tile_block(const int rows, const int outs, const float *const *x, int64_t k0, float *v, float *s, int32_t n,
-                     int32_t o, float *acc)
+/* Add n decoded blocks to `rows` rows of sums: one weight vector serves all rows, one number of a row a whole panel. As each
+ * block passes, the same block of what is decoded next is asked for, if `next`. */
+BODY void panel_rows(const int rows, const int type, const float *const *x, int64_t k0, const float *v, const float *s,
+                     int32_t n, const uint8_t *next, float *y)
 {
-    const bool first = k0 == 0;
-    UNROLL for (int c = 0; c < CHAINS; c++)
-    {
-        vec          sum[4][NIB_CPU_TILE_OUTS];
-        const float *wv = opened_at(v, 0, CHAIN_VEC(c, 0), o), *sv = scale_at(s, 0, c, o), *xr[4];
-        float       *sums = sums_of(acc, 0, o) + c * VEC_FLOATS;
+    const float *xr[TILE_ROWS_MOST];
+    UNROLL for (int r = 0; r < rows; r++)
+        xr[r] = x[r] + k0;
+    for (int32_t b = 0; b < n; b++) {
+        vec t[TILE_ROWS_MOST][PANEL_VECS];
+        if (next)
+            UNROLL for (int i = 0; i < block_bytes(type); i += 64)
+                __builtin_prefetch(next + b * block_bytes(type) + i);
+        UNROLL for (int j = 0; j < NIB_CPU_BLOCK; j++)
+        {
+            const int at = j / NIB_CPU_OCTET * NIB_CPU_OCTET +
+                           CHUNK_CHANNEL(j % NIB_CPU_OCTET / CHUNK_CHANNELS, j % CHUNK_CHANNELS);
+            vec w[PANEL_VECS];
+            UNROLL for (int p = 0; p < PANEL_VECS; p++)
+            {
+                w[p] = *(const vec *)(const void *)(v + (j * PANEL_VECS + p) * VEC_FLOATS);
+                VEC_KEEP(w[p]);
+            }
+            UNROLL for (int r = 0; r < rows; r++)
+            {
+                vec xv = SPLAT(xr[r][at]);
+                UNROLL for (int p = 0; p < PANEL_VECS; p++)
+                {
+                    if (j == 0)
+                        t[r][p] = xv * w[p];
+                    else
+                        VEC_FMA(t[r][p], xv, w[p]);
+                }
+            }
+        }
+        /* Sums are memory's: there are no registers for them, and compilers would keep copies on the stack as well. */
+        __asm__("" : "+r"(y));
+        UNROLL for (int p = 0; p < PANEL_VECS; p++)
+        {
+            vec scale = *(const vec *)(const void *)(s + p * VEC_FLOATS);
+            UNROLL for (int r = 0; r < rows; r++)
+                sum_add(type, (vec *)(void *)(y + r * NIB_CPU_TILE_OUTS + p * VEC_FLOATS), &t[r][p], &scale);
+        }
+        v += NIB_CPU_BLOCK * NIB_CPU_PANEL;
+        s += NIB_CPU_PANEL;
         UNROLL for (int r = 0; r < rows; r++)
-            xr[r] = x[r] + k0 + CHAIN_VEC(c, 0) * VEC_FLOATS;
-        UNROLL for (int j = 0; j < outs; j++)
-            UNROLL for (int r = 0; r < rows; r++)
-            {
-                sum[r][j] = (vec){0};
-                if (!first)
-                    sum[r][j] = *(vec *)(void *)sums_of(sums, r, j);
-            }
-        for (int32_t g = 0; g < n; g++) {
-            vec t[4][NIB_CPU_TILE_OUTS] = {{{0}}};
-            /* One pointer each: compilers would rather have a dozen, and spill them. */
-            VEC_OPAQUE(wv);
-            UNROLL for (int i = 0; i < CHAIN_VECS; i++)
-            {
-                const int at = CHAIN_VEC(0, i) - CHAIN_VEC(0, 0);
-                vec       xv[4];
-                UNROLL for (int r = 0; r < rows; r++)
-                {
-                    xv[r] = *(const vec_at *)(xr[r] + at * VEC_FLOATS);
-                    VEC_KEEP(xv[r]);
-                }
-                UNROLL for (int j = 0; j < outs; j++)
-                {
-                    vec w = *(const vec *)(const void *)(wv + (at * NIB_CPU_TILE_OUTS + j) * VEC_FLOATS);
-                    VEC_KEEP(w);
-                    UNROLL for (int r = 0; r < rows; r++)
-                        VEC_FMA(t[r][j], xv[r], w);
-                }
-            }
-            UNROLL for (int j = 0; j < outs; j++)
-            {
-                vec scale = *(const vec *)(const void *)(sv + j * VEC_FLOATS);
-                UNROLL for (int r = 0; r < rows; r++)
-                    VEC_FMA(sum[r][j], t[r][j], scale);
-            }
-            wv += GROUP_VECS * NIB_CPU_TILE_OUTS * VEC_FLOATS;
-            sv += CHAINS * NIB_CPU_TILE_OUTS * VEC_FLOATS;
-            UNROLL for (int r = 0; r < rows; r++)
-                xr[r] += NIB_CPU_GROUP;
-        }
-        UNROLL for (int j = 0; j < outs; j++)
-            UNROLL for (int r = 0; r < rows; r++)
-                *(vec *)(void *)sums_of(sums, r, j) = sum[r][j];
+            xr[r] += NIB_CPU_BLOCK;
     }
 }
 
-#define TILE_BLOCK(ROWS, OUTS)                                                                                        \
-    OWN void tile_block_##ROWS(const float *const *x, int64_t k0, float *v, float *s, int32_t n, int32_t n_outs,      \
-                               float *acc)                                                                            \
-    {                                                                                                                 \
-        for (int32_t o = 0; o < n_outs; o += OUTS)                                                                    \
-            tile_block(ROWS, OUTS, x, k0, v, s, n, o, acc);                                                           \
-    }
-TILE_BLOCK(3, TILE_OUTS_3)
-TILE_BLOCK(2, TILE_OUTS_2)
+#define PANEL_ROWS(ROWS)                                                                                              \
+    case ROWS: panel_rows(ROWS, type, x, k0, v, s, n, next, y); break;
 
-/* All rows and outputs of a tile. */
-static void tile_blocks(const struct nib_cpu_tile *t, int64_t k0, float *v, float *s, int32_t n, float *acc)
+/* The rows of a tile in parts of nearly equal size, TILE_ROWS_MOST at most. */
+BODY void panel_all_rows(const int type, const struct nib_cpu_tile *t, int64_t k0, const float *v, const float *s,
+                         int32_t n, const uint8_t *next, float *sums)
 {
-    int32_t r = 0;
-    for (; t->n_rows - r >= 4 || t->n_rows - r == 2; r += 2)
-        tile_block_2(t->x + r, k0, v, s, n, t->n_outs, sums_of(acc, r, 0));
-    if (r < t->n_rows)
-        tile_block_3(t->x + r, k0, v, s, n, t->n_outs, sums_of(acc, r, 0));
+    int32_t parts = (t->n_rows + TILE_ROWS_MOST - 1) / TILE_ROWS_MOST, r = 0;
+    for (; parts > 0; parts--) {
+        int32_t             rows = (t->n_rows - r + parts - 1) / parts;
+        const float *const *x = t->x + r;
+        float              *y = sums + r * NIB_CPU_TILE_OUTS;
+        switch (rows) {
+            TILE_ROWS_CASES(PANEL_ROWS)
+        }
+        r += rows;
+        next = NULL;
+    }
 }
 
 BODY void tile_many(const int type, const struct nib_cpu_tile *t)
 {
-    float  *v = t->work, *s = v + NIB_CPU_TILE_OUTS * NIB_CPU_TILE_K;
-    float  *acc = s + NIB_CPU_TILE_OUTS * TILE_GROUPS * NIB_CPU_LANES;
-    int32_t n_groups = (t->w->n_in + NIB_CPU_GROUP - 1) / NIB_CPU_GROUP;
-    if (t->n_outs < NIB_CPU_TILE_OUTS) /* blocks of outputs may reach beyond the last */
-        memset(v, 0, sizeof(float) * NIB_CPU_TILE_OUTS * (NIB_CPU_TILE_K + TILE_GROUPS * NIB_CPU_LANES));
-    for (int32_t g = 0; g < n_groups; g += TILE_GROUPS) {
-        int32_t n = n_groups - g < TILE_GROUPS ? n_groups - g : TILE_GROUPS;
-        tile_open(type, t, g, n, v, s);
-        tile_blocks(t, (int64_t)g * NIB_CPU_GROUP, v, s, n, acc);
-    }
-    sums_finish(t, acc);
+    float  *v = t->work, *s = v + NIB_CPU_TILE_K * NIB_CPU_PANEL;
+    int32_t n_blocks = n_blocks_of(t->w);
+    memset(t->y, 0, sizeof(float) * NIB_CPU_TILE_OUTS * (size_t)t->n_rows);
+    for (int32_t b = 0; b < n_blocks; b += TILE_BLOCKS)
+        for (int32_t o = 0; o < t->n_outs; o += NIB_CPU_PANEL) {
+            int32_t        n = n_blocks - b < TILE_BLOCKS ? n_blocks - b : TILE_BLOCKS;
+            const uint8_t *next = panel_codes(t->w, t->out + o + NIB_CPU_PANEL) + (int64_t)b * block_bytes(type);
+            if (o + NIB_CPU_PANEL >= t->n_outs && b + n < n_blocks)
+                next = panel_codes(t->w, t->out) + (int64_t)(b + n) * block_bytes(type);
+            else if (o + NIB_CPU_PANEL >= t->n_outs)
+                next = panel_codes(t->w, t->out + t->n_outs);
+            panel_open(type, t->w, t->out + o, b, n, v, s);
+            panel_all_rows(type, t, (int64_t)b * NIB_CPU_BLOCK, v, s, n, next, t->y + o);
+        }
 }
 
 /* One function for each type: together they would share one frame and its spills. */
@@ -286,9 +219,9 @@ BODY void tile_of_type(const int type, const struct nib_cpu_tile *t)
     case 1: stream_rows(1, type, t); break;
     case 2: stream_rows(2, type, t); break;
     case 3: stream_rows(3, type, t); break;
-    case 4: stream_rows(4, type, t); break;
     default: tile_many(type, t); break;
     }
+    sums_scale(t);
 }
 
 OWN void tile_bf16(const struct nib_cpu_tile *t) { tile_of_type(NIB_WEIGHT_BF16, t); }

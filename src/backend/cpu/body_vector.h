@@ -4,6 +4,7 @@
 
 #define VEC_FLOATS (VEC_BYTES / 4)
 #define LANE_VECS  (NIB_CPU_LANES / VEC_FLOATS)
+#define PANEL_VECS (NIB_CPU_PANEL / VEC_FLOATS)
 #define BODY       static inline __attribute__((always_inline))
 #define OWN        static __attribute__((noinline))
 #define UNROLL     _Pragma("GCC unroll 16")
@@ -20,6 +21,15 @@ typedef float   f32x4 __attribute__((vector_size(16)));
 typedef float   f32x4_at __attribute__((vector_size(16), aligned(4), may_alias));
 /* The same in memory, at any float's address. */
 typedef float vec_at __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
+
+/* One number in every lane. (Adding it to zeros would be an addition, for it may be -0.) */
+#if VEC_BYTES == 16
+#define SPLAT(x) ((vec){x, x, x, x})
+#elif VEC_BYTES == 32
+#define SPLAT(x) ((vec)_mm256_set1_ps(x))
+#else
+#define SPLAT(x) ((vec)_mm512_set1_ps(x))
+#endif
 
 /* Fixed tree over the lanes of one sum. */
 BODY float fold_lanes(const float *lane)

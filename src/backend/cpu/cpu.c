@@ -80,10 +80,8 @@ static void lay_out(struct nib_stream *s, struct nib_cpu_thread *threads, struct
     struct nib_cpu_scratch *x = &s->scratch;
     int64_t                 rows = NIB_CPU_GROUP_ROWS, pairs = rows * d->top_k;
 
-    x->plain = take(a, rows * s->cols, sizeof(float));
-    x->values = take(a, rows * s->quant_cols, sizeof(float));
-    x->open_plain = take(a, rows * s->open_cols, sizeof(float));
-    x->open_values = take(a, rows * nib_cpu_open_stride(s->quant_cols), sizeof(float));
+    x->plain = take(a, rows * s->plain_stride, sizeof(float));
+    x->values = take(a, rows * nib_cpu_stride(s->quant_cols), sizeof(float));
     x->code_memory = take(a, rows, nib_cpu_codes_bytes(s->quant_cols));
     x->codes = take(a, rows, sizeof *x->codes);
     x->out = take(a, rows * s->quant_cols, sizeof(float));
@@ -94,10 +92,7 @@ static void lay_out(struct nib_stream *s, struct nib_cpu_thread *threads, struct
     x->pair_weight = take(a, pairs + rows, sizeof(float));
     x->expert_first = take(a, d->n_experts + 2, sizeof(int32_t));
     x->expert_fill = take(a, d->n_experts + 1, sizeof(int32_t));
-    int64_t inner = pairs * d->n_inner + rows * d->n_inner_shared;
-    x->inner = take(a, inner, sizeof(float));
-    x->inner_open = take(a, pairs * nib_cpu_open_stride(d->n_inner) + rows * nib_cpu_open_stride(d->n_inner_shared),
-                         sizeof(float));
+    x->inner = take(a, pairs * nib_cpu_stride(d->n_inner) + rows * nib_cpu_stride(d->n_inner_shared), sizeof(float));
     x->inner_code_memory = take(a, 1, (size_t)pairs * nib_cpu_codes_bytes(d->n_inner) +
                                           (size_t)rows * nib_cpu_codes_bytes(d->n_inner_shared));
     x->inner_codes = take(a, pairs + rows, sizeof *x->inner_codes);
@@ -120,7 +115,7 @@ static void stream_init(struct nib_stream *s, const struct nib_backend_config *c
     s->quant_cols = max_of(s->quant_cols, max_of(d->n_inner, d->n_inner_shared));
     s->cols = max_of(max_of(d->dim * d->n_hc, d->n_heads * d->head_dim), d->n_index_heads * d->index_dim);
     s->cols = max_of(s->cols, s->quant_cols);
-    s->open_cols = nib_cpu_open_stride(s->cols) + NIB_CPU_GROUP * d->n_groups;
+    s->plain_stride = nib_cpu_stride(s->cols) + NIB_CPU_BLOCK * d->n_groups;
     s->n_entries_max = d->n_ctx_max / 4 + 1; /* the only ratio that is scored */
 }
 

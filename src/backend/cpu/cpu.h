@@ -29,10 +29,8 @@ struct nib_cpu_thread {
 };
 
 struct nib_cpu_scratch {
-    float                  *plain;      /* [GROUP_ROWS][cols]: BF16 rows as fp32 */
-    float                  *values;     /* [GROUP_ROWS][quant_cols]: quantised rows as fp32 */
-    float                  *open_plain; /* [GROUP_ROWS][open_cols]: plain rows opened */
-    float                  *open_values; /* [GROUP_ROWS][quant_cols to a group]: quantised rows opened */
+    float                  *plain;      /* [GROUP_ROWS][plain_stride] */
+    float                  *values;     /* [GROUP_ROWS][nib_cpu_stride(quant_cols)]: quantised rows as fp32 */
     uint8_t                *code_memory; /* [GROUP_ROWS] integer rows opened, nib_cpu_codes_bytes each */
     struct nib_cpu_code_row *codes;     /* [GROUP_ROWS] */
     float                  *out;        /* [GROUP_ROWS][quant_cols] */
@@ -43,8 +41,7 @@ struct nib_cpu_scratch {
     float                  *pair_weight;
     int32_t                *expert_first; /* [n_experts + 2] */
     int32_t                *expert_fill;  /* [n_experts + 1] */
-    float                  *inner;      /* [GROUP_ROWS * top_k][n_inner] and [GROUP_ROWS][n_inner_shared] */
-    float                  *inner_open; /* as inner, rows to a group */
+    float                  *inner;      /* [GROUP_ROWS * top_k][n_inner] and [GROUP_ROWS][n_inner_shared], nib_cpu_stride each */
     uint8_t                *inner_code_memory;
     struct nib_cpu_code_row *inner_codes; /* [GROUP_ROWS * (top_k + 1)] */
     float                  *index_score; /* [INDEX_ROWS][n_entries_max] */
@@ -56,7 +53,7 @@ struct nib_stream {
     struct nib_cpu_kernels k;
     struct nib_dims        dims;
     int32_t                n_threads, cols, quant_cols; /* widest rows, and widest quantised ones */
-    int32_t                open_cols;                   /* widest opened rows */
+    int32_t                plain_stride;                /* of the widest prepared rows */
     int32_t                n_entries_max;
     struct nib_cpu_scratch scratch;
 };
@@ -134,52 +131,42 @@ void nib_cpu_kv_read(const struct nib_stream *s, enum nib_row_format f, const ui
 
 /* ---- Matrix products (matmul_cpu.c) ---- */
 
-/* Rows made ready for tiles, in the forms that weights need: fp32 in natural order (F32 weights), fp32 opened (see
- * kernels.h), each of the plain and of the quantised part; or integer rows opened (NVFP4 and INT8 rows that meet a 4-bit
- * weight). */
+/* Rows made ready for tiles, in the forms that weights need: fp32 of the plain and of the quantised part, zeros up to a
+ * whole block; or integer rows opened (NVFP4 and INT8 rows that meet a 4-bit weight). */
 struct nib_cpu_rows {
-    const float                   *plain, *values, *open_plain, *open_values;
+    const float                   *plain, *values;
     const struct nib_cpu_code_row *codes;
-    int64_t                        plain_stride, values_stride, open_plain_stride, open_values_stride;
+    int64_t                        plain_stride, values_stride;
 };
 
-enum nib_cpu_need {
-    NIB_CPU_NEED_PLAIN = 1,
-    NIB_CPU_NEED_VALUES = 2,
-    NIB_CPU_NEED_OPEN_PLAIN = 4,
-    NIB_CPU_NEED_OPEN_VALUES = 8,
-    NIB_CPU_NEED_CODES = 16
-};
+enum nib_cpu_need { NIB_CPU_NEED_PLAIN = 1, NIB_CPU_NEED_VALUES = 2, NIB_CPU_NEED_CODES = 4 };
 
-/* Which of them a weight multiplies; and one that takes plain rows whatever its act. */
+/* Which of them a weight multiplies. */
 unsigned nib_cpu_need_of(const struct nib_weight *w);
-unsigned nib_cpu_need_plain(const struct nib_weight *w);
-/* Channels of an opened row: cols rounded up to a group. */
-static inline int32_t nib_cpu_open_cols(int32_t cols)
+/* Channels up to a whole block. */
+static inline int32_t nib_cpu_padded(int32_t cols)
 {
-    return (cols + NIB_CPU_GROUP - 1) / NIB_CPU_GROUP * NIB_CPU_GROUP;
+    return (cols + NIB_CPU_BLOCK - 1) / NIB_CPU_BLOCK * NIB_CPU_BLOCK;
 }
-/* From one opened row to the next: 33 cache lines more, so that rows of 4096 channels do not all fall into the same sets of
+/* From one prepared row to the next: 33 cache lines more, so that rows of 4096 channels do not all fall into the same sets of
  * the caches. */
-static inline int32_t nib_cpu_open_stride(int32_t cols) { return nib_cpu_open_cols(cols) + 33 * 16; }
+static inline int32_t nib_cpu_stride(int32_t cols) { return nib_cpu_padded(cols) + 33 * 16; }
 /* Bytes of one opened integer row. */
 size_t nib_cpu_codes_bytes(int32_t cols);
 
-/* Prepare rows [first, first + n) of x in the stream's scratch; n <= GROUP_ROWS. Opened plain rows are opened in
- * n_parts equal parts, each beginning a group of its own. */
+/* Make rows [first, first + n) of x ready, in place or in the stream's scratch; n <= GROUP_ROWS. Plain rows have n_parts
+ * equal parts, each padded to whole blocks. */
 void nib_cpu_rows_prepare(struct nib_stream *s, const struct nib_act *x, int32_t first, int32_t n, int32_t n_parts,
                           unsigned need, struct nib_cpu_rows *out);
-/* One quantised row of cols channels as fp32; fp32 values in a group's order; and an integer row opened in memory of
- * nib_cpu_codes_bytes. */
+/* One quantised row of cols channels as fp32, and an integer row opened in memory of nib_cpu_codes_bytes. */
 void nib_cpu_act_decode(const struct nib_stream *s, enum nib_act_format format, const uint8_t *codes,
                         const uint8_t *scales, float row_scale, int32_t cols, float *values);
-void nib_cpu_row_open(const struct nib_stream *s, const float *x, int32_t cols, float *opened);
 void nib_cpu_codes_open(const struct nib_stream *s, enum nib_act_format format, const uint8_t *codes,
                         const uint8_t *scales, float row_scale, int32_t cols, void *memory,
                         struct nib_cpu_code_row *out);
 
-/* y[r][o] for rows index[r] (or first + r where index is NULL), r < n <= TILE_ROWS, and outputs [out, out + n_outs);
- * column offset x_col into the rows' form that is needed. */
+/* y[r][o] for rows index[r] (or first + r where index is NULL), r < n <= TILE_ROWS, and outputs [out, out + n_outs), where
+ * out begins a panel; column offset x_col into the rows' form that is needed. y has TILE_OUTS to a row. */
 void nib_cpu_tile_run(const struct nib_stream *s, struct nib_cpu_thread *th, const struct nib_cpu_matrix *w,
                       unsigned need, const struct nib_cpu_rows *rows, const int32_t *index, int32_t first, int32_t n,
                       int32_t x_col, int32_t out, int32_t n_outs, float *y);

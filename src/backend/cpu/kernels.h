@@ -1,11 +1,11 @@
 /* The inner kernels of the cpu backend: one table, filled once by CPU features, best last.
  *
- * Products with packed weights go by groups of 128 input channels (8 blocks of 16). A group's weights are decoded to
- * fp32 without their block scale, multiplied with the group's channels of a row in a few chains of fused multiply-adds
- * whose lanes each belong to one block, and each chain is then added to its 16 fp32 sums, scale by scale. Integer
- * rows take exact integer sums of each block of 16 instead. Which channel sits in which lane is up to the rung, but
- * within a rung every path runs the same operations in the same order for a row, whatever the rows beside it, the tile
- * or the thread, so a row's bits depend on its own values and the weight's shape only. Bits differ between rungs. */
+ * Weights lie in panels of 16 outputs, channel after channel, so that a vector holds neighbouring outputs of one channel and
+ * a row's channel is one number for all of them. A product goes by blocks of 16 channels: a chain of fused multiply-adds
+ * over the block's weights without their scales, which is then added to the output's sum, times its scale. Integer rows
+ * take exact integer sums of each block instead. Which channel of a block comes first is up to the rung, but within a rung
+ * every path runs the same operations in the same order for a row, whatever the rows beside it, the tile or the thread,
+ * so a row's bits depend on its own values and the weight's shape only. Bits differ between rungs. */
 #ifndef NIB_CPU_KERNELS_H
 #define NIB_CPU_KERNELS_H
 
@@ -20,23 +20,26 @@ enum nib_cpu_flags {
     NIB_CPU_DOTPROD = 16
 };
 
-/* Input channels that are packed, opened and decoded together: 8 blocks of 16, one FP8 scale. */
-#define NIB_CPU_GROUP 128
+/* Outputs of a panel, and channels that one scale and one chain of multiply-adds belong to. */
+#define NIB_CPU_PANEL 16
+#define NIB_CPU_BLOCK 16
+/* Channels that are packed and decoded together. */
+#define NIB_CPU_OCTET 8
 
-/* One tile of a matrix product: at most 64 rows by 12 outputs over all channels, 256 channels at a time. 12 decoded weight
- * rows of 256 channels are 12 KiB: with the channels and sums of a block of rows they stay in a L1 cache of 32 KiB, and a
- * decoded weight serves 64 rows. 12 is a multiple of every register tile. */
-#define NIB_CPU_LANES     16
+/* Partial sums of a product of two fp32 rows, whatever the rung's vectors. */
+#define NIB_CPU_LANES 16
+
+/* One tile of a matrix product: at most 64 rows by two panels over all channels, 256 channels of a panel at a time. Decoded
+ * they are 16 KiB, which stay in a L1 cache of 32 KiB while the rows pass by. */
 #define NIB_CPU_TILE_ROWS 64
-#define NIB_CPU_TILE_OUTS 12
+#define NIB_CPU_TILE_OUTS (2 * NIB_CPU_PANEL)
 #define NIB_CPU_TILE_K    256
-#define NIB_CPU_TILE_WORK                                                                                             \
-    (NIB_CPU_TILE_OUTS * (NIB_CPU_TILE_K + NIB_CPU_TILE_K / NIB_CPU_GROUP * NIB_CPU_LANES) +                          \
-     NIB_CPU_TILE_ROWS * NIB_CPU_TILE_OUTS * NIB_CPU_LANES)
+#define NIB_CPU_TILE_WORK (NIB_CPU_TILE_K * NIB_CPU_PANEL + NIB_CPU_TILE_K / NIB_CPU_BLOCK * NIB_CPU_PANEL)
 
-/* One packed matrix; strides in bytes from one output row to the next (FP8 scales: to the next 128 rows). Full groups
- * of NVFP4 and MXFP4 are 32 bytes of the first 8 channels of each block, then 32 of the second 8; those of FP8 and
- * BF16 stand in the rung's order. A last part of a group keeps its natural order, as F32 does everywhere. */
+/* One packed matrix. Codes stand by panel, then by octet: the bytes of 16 outputs by 8 channels in the rung's order, zeros
+ * for outputs and channels beyond the last. Scales of NVFP4 and MXFP4 stand by panel, then by block of 16 or 32 channels:
+ * one byte for each output. Scales of FP8 keep their rows, one for 128 outputs. Strides are bytes from one panel to the next
+ * (FP8 scales: to the next 128 outputs). F32 keeps its rows, and codes_stride is from one to the next. */
 struct nib_cpu_matrix {
     enum nib_weight_type type;
     int32_t              n_out, n_in;
@@ -45,28 +48,29 @@ struct nib_cpu_matrix {
     float                global_scale;
 };
 
-/* Where a group's channels stand: channel of element i of an opened fp32 row, of packed FP8 codes and BF16 values. */
+/* Which of an octet's elements stands where: element i is channel i % 8 of output i / 8 for FP8 and BF16; of 4-bit codes
+ * i counts pairs of channels, 4 for each output, and neighbours 2 i and 2 i + 1 stay together. */
 struct nib_cpu_order {
-    uint8_t row[NIB_CPU_GROUP], fp8[NIB_CPU_GROUP], bf16[NIB_CPU_GROUP];
+    uint8_t fp4[NIB_CPU_PANEL * 4], fp8[NIB_CPU_PANEL * 8], bf16[NIB_CPU_PANEL * 8];
 };
 
-/* A quantised row opened for integer sums, two groups at a time, zeros beyond the last channel: int8 codes (E2M1 codes
- * doubled), their blocks' scales, and minus NIB_CPU_CODE_BIAS times the sum of each block's codes: packed weights
- * enter the sums as unsigned codes with that bias. */
+/* A quantised row opened for integer sums, zeros up to a whole block: int8 codes (E2M1 codes doubled), their blocks'
+ * scales, and minus NIB_CPU_CODE_BIAS times the sum of each block's codes: packed weights enter the sums as unsigned
+ * codes with that bias. */
 struct nib_cpu_code_row {
-    const int8_t  *codes;     /* [pairs of groups][256] in the rung's order */
-    const float   *scales;    /* [pairs of groups][16] */
-    const int32_t *fix;       /* [pairs of groups][16] */
+    const int8_t  *codes;     /* [blocks][16], of 8 channels the even ones first */
+    const float   *scales;    /* [blocks] */
+    const int32_t *fix;       /* [blocks] */
     float          row_scale; /* what the sums are multiplied with at the end, halves of doubled codes included */
 };
 #define NIB_CPU_CODE_BIAS 12
 
 struct nib_cpu_tile {
     const struct nib_cpu_matrix          *w;
-    int32_t                               out, n_outs, n_rows;
-    const float *const                   *x;  /* [n_rows] fp32 rows, opened unless w is F32: tile_plain */
+    int32_t                               out, n_outs, n_rows; /* out begins a panel unless w is F32 */
+    const float *const                   *x;  /* [n_rows] fp32 rows, zeros up to a whole block: tile_plain */
     const struct nib_cpu_code_row *const *xi; /* [n_rows]: tile_codes */
-    float                                *y;  /* [n_rows][NIB_CPU_TILE_OUTS] */
+    float                                *y;  /* [n_rows][NIB_CPU_TILE_OUTS], 64-byte aligned; all of a panel is written */
     float                                *work; /* NIB_CPU_TILE_WORK floats, 64-byte aligned */
 };
 

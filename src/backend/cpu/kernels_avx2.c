@@ -9,18 +9,18 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* 16 lanes are 2 registers: 2 rows by 3 outputs take 12 of 16, and 10 loads feed 24 operations. Group tiles have one
- * chain at a time: 2 rows by 3 outputs are 6 sums, 6 of a group, 2 row vectors and one weight; so are 3 rows by 2. */
+/* 16 lanes are 2 registers: 2 rows by 3 outputs take 12 of 16, and 10 loads feed 24 operations. A channel of a panel is 2 as
+ * well: 6 rows are 12 chains, and 8 loads feed 12 operations. */
 #define VEC_BYTES        32
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm256_fmadd_ps((__m256)(b), (__m256)(c), (__m256)(a)))
-/* Keep a value in a register, and a pointer from being taken apart. */
+/* Keep a value in a register. */
 #define VEC_KEEP(v)      __asm__("" : "+x"(v))
-#define VEC_OPAQUE(p)    __asm__("" : "+r"(p))
 #define DOT_ROWS         2
 #define DOT_OUTS         3
-#define SPLIT_ROWS       4
-#define TILE_OUTS_3      2
-#define TILE_OUTS_2      3
+#define STREAM_ROWS      3
+#define STREAM_PANELS    2
+#define TILE_ROWS_MOST   6
+#define TILE_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
@@ -33,7 +33,7 @@
 #include "backend/cpu/body_decode.h"
 #include "backend/cpu/body_quantise.h"
 #include "backend/cpu/body_dot.h"
-#include "backend/cpu/body_groups_avx2.h"
+#include "backend/cpu/body_panel_avx2.h"
 #include "backend/cpu/body_packed.h"
 #include "backend/cpu/body_tile.h"
 #include "backend/cpu/body_codes.h"

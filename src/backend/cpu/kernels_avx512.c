@@ -8,17 +8,16 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* One register holds a sum's 16 lanes: 2 rows by 6 outputs, or 3 by 4, are 12 sums and 12 of a
- * group of 32 registers. */
+/* One register is a channel of a panel: 12 rows are 12 chains, each fed by a number from memory. */
 #define VEC_BYTES        64
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
 #define VEC_KEEP(v)
-#define VEC_OPAQUE(p)
-#define SPLIT_ROWS       99
 #define DOT_ROWS         4
 #define DOT_OUTS         4
-#define TILE_OUTS_3      4
-#define TILE_OUTS_2      6
+#define STREAM_ROWS      3
+#define STREAM_PANELS    2
+#define TILE_ROWS_MOST   12
+#define TILE_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
@@ -31,20 +30,23 @@
 #include "backend/cpu/body_decode.h"
 #include "backend/cpu/body_quantise.h"
 #include "backend/cpu/body_dot.h"
-#include "backend/cpu/body_groups_avx512.h"
+#include "backend/cpu/body_panel_avx512.h"
 
 /* 16-bit sums of 8 channels: at most 8 * 24 * 127 = 24384. */
 typedef u8_vec code_sum;
 
+/* Four channels of a row meet those of each output. */
 BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 {
-    *sum = (code_sum)_mm512_add_epi16((__m512i)*sum, _mm512_maddubs_epi16((__m512i)*u, load64(x)));
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    *sum = (code_sum)_mm512_add_epi16((__m512i)*sum, _mm512_maddubs_epi16((__m512i)*u, _mm512_set1_epi32(four)));
 }
 
-BODY void codes_sum(const code_sum *sum, const int32_t *fix, vec *f)
+BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
     __m512i all = _mm512_madd_epi16((__m512i)*sum, _mm512_set1_epi16(1));
-    *f = (vec)_mm512_cvtepi32_ps(_mm512_add_epi32(all, load64(fix)));
+    *f = (vec)_mm512_cvtepi32_ps(_mm512_add_epi32(all, _mm512_set1_epi32(fix)));
 }
 
 #include "backend/cpu/body_packed.h"

@@ -4,16 +4,17 @@
 #include <math.h>
 #include <string.h>
 
-/* 16 lanes are 4 registers: a register tile of 2 rows by 1 output leaves room for the operands in 16 registers. */
+/* 16 lanes, or a channel of a panel, are 4 registers: 2 rows by 1 output, or 2 rows of chains, leave room for the operands in
+ * 16 registers. */
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) += (b) * (c))
 #define VEC_KEEP(v)
-#define VEC_OPAQUE(p)
-#define SPLIT_ROWS       2
 #define DOT_ROWS         2
 #define DOT_OUTS         1
-#define TILE_OUTS_3      1
-#define TILE_OUTS_2      2
+#define STREAM_ROWS      3
+#define STREAM_PANELS    1
+#define TILE_ROWS_MOST   2
+#define TILE_ROWS_CASES(CASE) CASE(1) CASE(2)
 
 #include "backend/cpu/body_vector.h"
 #include "backend/cpu/body_decode.h"
@@ -32,21 +33,22 @@ BODY void doubled_codes(const i8x16 *nibbles, i8x16 *out)
 /* 16-bit sums of 8 channels: at most 8 * 24 * 127 = 24384. */
 typedef i16x8 code_sum;
 
+/* Four channels of a row meet those of each output. */
 BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 {
-    i16x8 xv, uv = (i16x8)*u;
-    memcpy(&xv, x, sizeof xv);
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    i16x8 xv = (i16x8)((i32x4){0} + four), uv = (i16x8)*u;
     *sum += (uv & 255) * ((xv << 8) >> 8) + (uv >> 8) * (xv >> 8);
 }
 
-BODY void codes_sum(const code_sum *sum, const int32_t *fix, vec *f)
+BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
-    i32x4 pairs = (i32x4)*sum, all;
-    memcpy(&all, fix, sizeof all);
-    *f = __builtin_convertvector(all + ((pairs << 16) >> 16) + (pairs >> 16), vec);
+    i32x4 pairs = (i32x4)*sum;
+    *f = __builtin_convertvector(fix + ((pairs << 16) >> 16) + (pairs >> 16), vec);
 }
 
-#include "backend/cpu/body_groups.h"
+#include "backend/cpu/body_panel.h"
 #include "backend/cpu/body_packed.h"
 #include "backend/cpu/body_tile.h"
 #include "backend/cpu/body_codes.h"

@@ -31,18 +31,20 @@ BODY void doubled_codes(const i8x16 *nibbles, i8x16 *out)
 
 typedef ivec code_sum;
 
-/* Biased codes are at most 24, so they are signed bytes as well. */
+/* Four channels of a row meet those of each output. Biased codes are at most 24, so they are signed bytes as well. */
 BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 {
-    *sum = (code_sum)vdotq_s32((int32x4_t)*sum, (int8x16_t)*u, vld1q_s8(x));
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    *sum = (code_sum)vdotq_s32((int32x4_t)*sum, (int8x16_t)*u, vreinterpretq_s8_s32(vdupq_n_s32(four)));
 }
 
-BODY void codes_sum(const code_sum *sum, const int32_t *fix, vec *f)
+BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
-    *f = (vec)vcvtq_f32_s32(vaddq_s32((int32x4_t)*sum, vld1q_s32(fix)));
+    *f = (vec)vcvtq_f32_s32(vaddq_s32((int32x4_t)*sum, vdupq_n_s32(fix)));
 }
 
-#include "backend/cpu/body_groups.h"
+#include "backend/cpu/body_panel.h"
 #include "backend/cpu/body_packed.h"
 #include "backend/cpu/body_codes.h"
 

@@ -7,17 +7,16 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
-/* 16 lanes are 4 of 32 registers: 3 rows by 2 outputs of them, and group tiles of 2 rows by 6 outputs of
- * one, or 3 by 4, with their sums. */
+/* 16 lanes are 4 of 32 registers: 3 rows by 2 outputs of them. A channel of a panel is 4 too: 6 rows are 24 chains. */
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) = (vec)vfmaq_f32((float32x4_t)(a), (float32x4_t)(b), (float32x4_t)(c)))
 #define VEC_KEEP(v)
-#define VEC_OPAQUE(p)
-#define SPLIT_ROWS       3
 #define DOT_ROWS         3
 #define DOT_OUTS         2
-#define TILE_OUTS_3      4
-#define TILE_OUTS_2      6
+#define STREAM_ROWS      3
+#define STREAM_PANELS    1
+#define TILE_ROWS_MOST   6
+#define TILE_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 
 #include "backend/cpu/body_vector.h"
 #include "backend/cpu/body_decode.h"
@@ -34,20 +33,23 @@ BODY void doubled_codes(const i8x16 *nibbles, i8x16 *out)
 /* 16-bit sums of 8 channels, even and odd ones: at most 8 * 24 * 127 = 24384. */
 typedef i16x8 code_sum;
 
+/* Four channels of a row meet those of each output. */
 BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 {
-    int8x16_t xv = vld1q_s8(x), uv = (int8x16_t)*u;
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    int8x16_t xv = vreinterpretq_s8_s32(vdupq_n_s32(four)), uv = (int8x16_t)*u;
     int16x8_t low = vmull_s8(vget_low_s8(uv), vget_low_s8(xv)), high = vmull_high_s8(uv, xv);
     *sum += (i16x8)vpaddq_s16(low, high);
 }
 
-BODY void codes_sum(const code_sum *sum, const int32_t *fix, vec *f)
+BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
-    int32x4_t all = vpadalq_s16(vld1q_s32(fix), (int16x8_t)*sum);
+    int32x4_t all = vpadalq_s16(vdupq_n_s32(fix), (int16x8_t)*sum);
     *f = (vec)vcvtq_f32_s32(all);
 }
 
-#include "backend/cpu/body_groups.h"
+#include "backend/cpu/body_panel.h"
 #include "backend/cpu/body_packed.h"
 #include "backend/cpu/body_tile.h"
 #include "backend/cpu/body_codes.h"

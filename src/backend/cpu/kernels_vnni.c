@@ -22,18 +22,21 @@
 
 #include "backend/cpu/body_vector.h"
 #include "backend/cpu/body_decode.h"
-#include "backend/cpu/body_groups_avx512.h"
+#include "backend/cpu/body_panel_avx512.h"
 
 typedef ivec code_sum;
 
+/* Four channels of a row meet those of each output. */
 BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 {
-    *sum = (code_sum)_mm512_dpbusd_epi32((__m512i)*sum, (__m512i)*u, load64(x));
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    *sum = (code_sum)_mm512_dpbusd_epi32((__m512i)*sum, (__m512i)*u, _mm512_set1_epi32(four));
 }
 
-BODY void codes_sum(const code_sum *sum, const int32_t *fix, vec *f)
+BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
-    *f = (vec)_mm512_cvtepi32_ps(_mm512_add_epi32((__m512i)*sum, load64(fix)));
+    *f = (vec)_mm512_cvtepi32_ps(_mm512_add_epi32((__m512i)*sum, _mm512_set1_epi32(fix)));
 }
 
 #include "backend/cpu/body_packed.h"

@@ -70,25 +70,28 @@ static void o_a_group(struct nib_stream *s, const struct nib_o_a_args *a, int32_
     struct nib_cpu_matrix w = nib_cpu_matrix_of(a->w, 0);
     struct nib_act        x = {.plain = a->x, .rows = a->x.rows, .cols = a->x.cols};
     struct nib_cpu_rows   rows;
-    unsigned              need = nib_cpu_need_plain(a->w);
-    int32_t               part = need == NIB_CPU_NEED_PLAIN ? w.n_in : nib_cpu_open_cols(w.n_in);
-    nib_cpu_rows_prepare(s, &x, row0, n, a->n_groups, need, &rows);
+    int32_t               part = nib_cpu_padded(w.n_in);
+    nib_cpu_rows_prepare(s, &x, row0, n, a->n_groups, NIB_CPU_NEED_PLAIN, &rows);
 
-    /* Blocks of outputs do not cross groups: each group reads its own channels. */
-    int32_t n_rank = w.n_out / a->n_groups, n_blocks = blocks_of(n_rank);
+    /* Each group reads its own channels. Where groups do not begin at panels, both neighbours compute the panel between them. */
+    int32_t n_rank = w.n_out / a->n_groups;
+    int32_t n_blocks = blocks_of(n_rank % NIB_CPU_PANEL ? n_rank + NIB_CPU_PANEL - 1 : n_rank);
     int32_t n_tiles = (n + NIB_CPU_TILE_ROWS - 1) / NIB_CPU_TILE_ROWS;
     int32_t n_items = a->n_groups * n_blocks * n_tiles;
     float  *y = s->scratch.out;
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)w.n_out * w.n_in * n)) schedule(dynamic, nib_cpu_chunk(s, n_items))
     for (int32_t item = 0; item < n_items; item++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
-        int32_t                g = item / n_tiles / n_blocks, o = item / n_tiles % n_blocks * NIB_CPU_TILE_OUTS;
-        int32_t                n_outs = min_of(n_rank - o, NIB_CPU_TILE_OUTS), out = g * n_rank + o;
-        int32_t r0 = item % n_tiles * NIB_CPU_TILE_ROWS, n_rows = min_of(n - r0, NIB_CPU_TILE_ROWS);
-        nib_cpu_tile_run(s, th, &w, need, &rows, NULL, r0, n_rows, g * part, out, n_outs, th->tile_y[0]);
+        int32_t                g = item / n_tiles / n_blocks, first = g * n_rank, end = first + n_rank;
+        int32_t out = first / NIB_CPU_PANEL * NIB_CPU_PANEL + item / n_tiles % n_blocks * NIB_CPU_TILE_OUTS;
+        int32_t n_outs = min_of(w.n_out - out, NIB_CPU_TILE_OUTS), r0 = item % n_tiles * NIB_CPU_TILE_ROWS;
+        int32_t n_rows = min_of(n - r0, NIB_CPU_TILE_ROWS);
+        if (out >= end)
+            continue;
+        nib_cpu_tile_run(s, th, &w, NIB_CPU_NEED_PLAIN, &rows, NULL, r0, n_rows, g * part, out, n_outs, th->tile_y[0]);
         for (int32_t r = 0; r < n_rows; r++)
-            for (int32_t i = 0; i < n_outs; i++)
-                y[(int64_t)(r0 + r) * w.n_out + out + i] = th->tile_y[0][r * NIB_CPU_TILE_OUTS + i];
+            for (int32_t o = out < first ? first : out; o < end && o < out + n_outs; o++)
+                y[(int64_t)(r0 + r) * w.n_out + o] = th->tile_y[0][r * NIB_CPU_TILE_OUTS + o - out];
     }
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)w.n_out * n)) schedule(static)
     for (int32_t r = 0; r < n; r++)

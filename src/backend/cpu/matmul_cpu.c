@@ -3,28 +3,25 @@
 
 #include <assert.h>
 #include <omp.h>
+#include <string.h>
 
-unsigned nib_cpu_need_plain(const struct nib_weight *w)
-{
-    return w->type == NIB_WEIGHT_F32 ? NIB_CPU_NEED_PLAIN : NIB_CPU_NEED_OPEN_PLAIN;
-}
+/* Rows that are multiplied where they lie; more are copied to where they do not fall into the same sets of the caches. */
+#define ROWS_IN_PLACE 4
 
 unsigned nib_cpu_need_of(const struct nib_weight *w)
 {
-    bool four_bits = w->type == NIB_WEIGHT_NVFP4 || w->type == NIB_WEIGHT_MXFP4, natural = w->type == NIB_WEIGHT_F32;
+    bool four_bits = w->type == NIB_WEIGHT_NVFP4 || w->type == NIB_WEIGHT_MXFP4;
     if (w->act == NIB_ACT_PLAIN)
-        return nib_cpu_need_plain(w);
+        return NIB_CPU_NEED_PLAIN;
     if (four_bits && (w->act == NIB_ACT_NVFP4 || w->act == NIB_ACT_INT8))
         return NIB_CPU_NEED_CODES;
-    return natural ? NIB_CPU_NEED_VALUES : NIB_CPU_NEED_OPEN_VALUES;
+    return NIB_CPU_NEED_VALUES;
 }
-
-/* Pairs of groups. */
-static size_t pairs_of(int32_t cols) { return ((size_t)cols + 2 * NIB_CPU_GROUP - 1) / (2 * NIB_CPU_GROUP); }
 
 size_t nib_cpu_codes_bytes(int32_t cols)
 {
-    return pairs_of(cols) * (2 * NIB_CPU_GROUP + 16 * (sizeof(float) + sizeof(int32_t)));
+    size_t padded = (size_t)nib_cpu_padded(cols);
+    return padded + padded / NIB_CPU_BLOCK * (sizeof(float) + sizeof(int32_t));
 }
 
 void nib_cpu_act_decode(const struct nib_stream *s, enum nib_act_format format, const uint8_t *codes,
@@ -38,25 +35,14 @@ void nib_cpu_act_decode(const struct nib_stream *s, enum nib_act_format format, 
     }
 }
 
-void nib_cpu_row_open(const struct nib_stream *s, const float *x, int32_t cols, float *opened)
-{
-    const uint8_t *order = s->k.order.row;
-    int32_t        k = 0;
-    for (; k + NIB_CPU_GROUP <= cols; k += NIB_CPU_GROUP)
-        for (int32_t i = 0; i < NIB_CPU_GROUP; i++)
-            opened[k + i] = x[k + order[i]];
-    for (int32_t i = 0; k < cols && i < NIB_CPU_GROUP; i++)
-        opened[k + i] = k + order[i] < cols ? x[k + order[i]] : 0.0f;
-}
-
 void nib_cpu_codes_open(const struct nib_stream *s, enum nib_act_format format, const uint8_t *codes,
                         const uint8_t *scales, float row_scale, int32_t cols, void *memory,
                         struct nib_cpu_code_row *out)
 {
-    size_t   n = pairs_of(cols);
+    int32_t  padded = nib_cpu_padded(cols);
     int8_t  *opened = memory;
-    float   *opened_scales = (float *)(void *)(opened + n * 2 * NIB_CPU_GROUP);
-    int32_t *fix = (int32_t *)(void *)(opened_scales + n * 16);
+    float   *opened_scales = (float *)(void *)(opened + padded);
+    int32_t *fix = (int32_t *)(void *)(opened_scales + padded / NIB_CPU_BLOCK);
     s->k.codes_open(format, codes, scales, cols, opened, opened_scales, fix);
     /* Weights' codes are doubled, and so are NVFP4 rows'. */
     float halves = format == NIB_ACT_NVFP4 ? 0.25f * row_scale : 0.5f;
@@ -70,17 +56,19 @@ static void row_prepare(const struct nib_stream *s, const struct nib_act *x, int
     const struct nib_cpu_scratch *m = &s->scratch;
     const uint8_t *codes = x->codes + t * x->codes_stride, *scales = x->scales + t * x->scales_stride;
     float          row_scale = x->format == NIB_ACT_NVFP4 ? x->row_scale[t] : 1.0f;
-    if (need & (NIB_CPU_NEED_PLAIN | NIB_CPU_NEED_OPEN_PLAIN)) {
-        int32_t part = x->cols / n_parts, open = nib_cpu_open_cols(part), stride = nib_cpu_open_stride(open * n_parts);
-        const float *row = nib_cpu_row_read(s, &x->plain, t, 0, x->cols, m->plain + (int64_t)r * x->cols);
-        for (int32_t i = 0; need & NIB_CPU_NEED_OPEN_PLAIN && i < n_parts; i++)
-            nib_cpu_row_open(s, row + i * part, part, m->open_plain + (int64_t)r * stride + i * open);
+    if (need & NIB_CPU_NEED_PLAIN) {
+        int32_t      part = x->cols / n_parts, padded = nib_cpu_padded(part);
+        const float *row = nib_cpu_row_read(s, &x->plain, t, 0, x->cols, buffer);
+        float       *to = m->plain + (int64_t)r * nib_cpu_stride(padded * n_parts);
+        for (int32_t i = 0; i < n_parts; i++, row += part, to += padded) {
+            memcpy(to, row, sizeof(float) * (size_t)part);
+            memset(to + part, 0, sizeof(float) * (size_t)(padded - part));
+        }
     }
-    if (need & (NIB_CPU_NEED_VALUES | NIB_CPU_NEED_OPEN_VALUES)) {
-        float *values = need & NIB_CPU_NEED_VALUES ? m->values + (int64_t)r * x->cols : buffer;
+    if (need & NIB_CPU_NEED_VALUES) {
+        float *values = m->values + (int64_t)r * nib_cpu_stride(x->cols);
         nib_cpu_act_decode(s, x->format, codes, scales, row_scale, x->cols, values);
-        if (need & NIB_CPU_NEED_OPEN_VALUES)
-            nib_cpu_row_open(s, values, x->cols, m->open_values + (int64_t)r * nib_cpu_open_stride(x->cols));
+        memset(values + x->cols, 0, sizeof(float) * (size_t)(nib_cpu_padded(x->cols) - x->cols));
     }
     if (need & NIB_CPU_NEED_CODES)
         nib_cpu_codes_open(s, x->format, codes, scales, row_scale, x->cols,
@@ -91,22 +79,22 @@ void nib_cpu_rows_prepare(struct nib_stream *s, const struct nib_act *x, int32_t
                           unsigned need, struct nib_cpu_rows *out)
 {
     struct nib_cpu_scratch *m = &s->scratch;
-    bool    quantised = need & (NIB_CPU_NEED_VALUES | NIB_CPU_NEED_OPEN_VALUES | NIB_CPU_NEED_CODES);
-    bool    bf16 = x->plain.dtype == NIB_DTYPE_BF16;
-    int32_t open = nib_cpu_open_stride(nib_cpu_open_cols(x->cols / n_parts) * n_parts);
-    assert(n <= NIB_CPU_GROUP_ROWS && x->cols <= (quantised ? s->quant_cols : s->cols) && open <= s->open_cols);
+    bool    quantised = need & (NIB_CPU_NEED_VALUES | NIB_CPU_NEED_CODES);
+    int32_t part = x->cols / n_parts, stride = nib_cpu_stride(nib_cpu_padded(part) * n_parts);
+    assert(n <= NIB_CPU_GROUP_ROWS && x->cols <= (quantised ? s->quant_cols : s->cols) && stride <= s->plain_stride);
     *out = (struct nib_cpu_rows){
-        .plain = bf16 || !x->plain.data ? m->plain : (const float *)nib_cpu_row(&x->plain, first),
-        .plain_stride = bf16 ? x->cols : x->plain.stride,
+        .plain = m->plain,
+        .plain_stride = stride,
         .values = m->values,
-        .values_stride = x->cols,
-        .open_plain = m->open_plain,
-        .open_plain_stride = open,
-        .open_values = m->open_values,
-        .open_values_stride = nib_cpu_open_stride(x->cols),
+        .values_stride = nib_cpu_stride(x->cols),
         .codes = m->codes,
     };
-    if (!bf16 && (need & ~(unsigned)NIB_CPU_NEED_PLAIN) == 0)
+    if (need & NIB_CPU_NEED_PLAIN && x->plain.dtype == NIB_DTYPE_F32 && part % NIB_CPU_BLOCK == 0 && n <= ROWS_IN_PLACE) {
+        out->plain = (const float *)nib_cpu_row(&x->plain, first);
+        out->plain_stride = x->plain.stride;
+        need &= ~(unsigned)NIB_CPU_NEED_PLAIN;
+    }
+    if (!need)
         return;
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)n * x->cols)) schedule(static)
     for (int32_t r = 0; r < n; r++)
@@ -126,9 +114,7 @@ void nib_cpu_tile_run(const struct nib_stream *s, struct nib_cpu_thread *th, con
         switch (need) {
         case NIB_CPU_NEED_CODES: xi[r] = rows->codes + row; break;
         case NIB_CPU_NEED_PLAIN: x[r] = rows->plain + row * rows->plain_stride + x_col; break;
-        case NIB_CPU_NEED_VALUES: x[r] = rows->values + row * rows->values_stride + x_col; break;
-        case NIB_CPU_NEED_OPEN_PLAIN: x[r] = rows->open_plain + row * rows->open_plain_stride + x_col; break;
-        default: x[r] = rows->open_values + row * rows->open_values_stride + x_col; break;
+        default: x[r] = rows->values + row * rows->values_stride + x_col; break;
         }
     }
     if (need == NIB_CPU_NEED_CODES)

@@ -76,7 +76,7 @@ static void route(struct nib_stream *s, struct moe *m)
     const struct nib_moe_args *a = m->a;
     struct nib_cpu_scratch    *x = &s->scratch;
     struct nib_cpu_matrix      router = nib_cpu_matrix_of(a->router, 0);
-    nib_cpu_matmul(s, &router, nib_cpu_need_plain(a->router), &m->x, m->n, x->router, a->n_experts);
+    nib_cpu_matmul(s, &router, NIB_CPU_NEED_PLAIN, &m->x, m->n, x->router, a->n_experts);
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)m->n * a->n_experts * a->top_k)) schedule(static)
     for (int32_t r = 0; r < m->n; r++)
         route_row(m, r, x->router + (int64_t)r * a->n_experts, x->chosen + r * a->top_k, x->weight + r * a->top_k);
@@ -112,15 +112,19 @@ static void route(struct nib_stream *s, struct moe *m)
 
 static int32_t n_pairs_of(const struct moe *m) { return m->first[m->a->n_experts]; }
 
-/* fp32 row of a pair's inner values; shared rows follow all others. */
-static float *inner_row(const struct nib_stream *s, const struct moe *m, int32_t pair, float *base)
+/* What lies before a pair: so much for each routed one, and for each shared one behind them. */
+static size_t before_pair(const struct moe *m, int32_t pair, size_t routed, size_t shared)
+{
+    int32_t n_pairs = n_pairs_of(m);
+    return (size_t)min_of(pair, n_pairs) * routed + (size_t)(pair > n_pairs ? pair - n_pairs : 0) * shared;
+}
+
+/* fp32 row of a pair's inner values. */
+static float *inner_row(const struct nib_stream *s, const struct moe *m, int32_t pair)
 {
     const struct nib_moe_args *a = m->a;
-    int32_t                    n_pairs = n_pairs_of(m);
-    (void)s;
-    if (pair < n_pairs)
-        return base + (int64_t)pair * a->w1->n_out;
-    return base + (int64_t)n_pairs * a->w1->n_out + (int64_t)(pair - n_pairs) * a->sw1->n_out;
+    size_t                     shared = has_shared(a) ? (size_t)nib_cpu_stride(a->sw1->n_out) : 0;
+    return s->scratch.inner + before_pair(m, pair, (size_t)nib_cpu_stride(a->w1->n_out), shared);
 }
 
 /* Outputs [out, out + n_outs) of gate and up for pairs [p, p + n) of expert e, and their activation. */
@@ -147,7 +151,7 @@ static void gate_up_tile(const struct nib_stream *s, const struct moe *m, struct
                 g[o] *= m->pair_weight[p + r];
         if (m->bf16)
             s->k.bf16_round(g, n_outs);
-        memcpy(inner_row(s, m, p + r, s->scratch.inner) + out, g, sizeof(float) * (size_t)n_outs);
+        memcpy(inner_row(s, m, p + r) + out, g, sizeof(float) * (size_t)n_outs);
     }
 }
 
@@ -166,20 +170,6 @@ static void gate_up(struct nib_stream *s, const struct moe *m)
     }
 }
 
-/* Opened rows before that of a pair: so many of the routed experts' width, then of the shared one's. */
-static size_t before_pair(const struct moe *m, int32_t pair, size_t routed, size_t shared)
-{
-    int32_t n_pairs = n_pairs_of(m);
-    return (size_t)min_of(pair, n_pairs) * routed + (size_t)(pair > n_pairs ? pair - n_pairs : 0) * shared;
-}
-
-static float *inner_open_row(const struct nib_stream *s, const struct moe *m, int32_t pair)
-{
-    const struct nib_moe_args *a = m->a;
-    size_t                     shared = has_shared(a) ? (size_t)nib_cpu_open_stride(a->sw2->n_in) : 0;
-    return s->scratch.inner_open + before_pair(m, pair, (size_t)nib_cpu_open_stride(a->w2->n_in), shared);
-}
-
 /* Quantise a pair's inner row where its w2 wants that, and make it ready. */
 static void inner_row_prepare(struct nib_stream *s, const struct moe *m, struct nib_cpu_thread *th, int32_t pair,
                               const struct nib_weight *w2)
@@ -187,7 +177,7 @@ static void inner_row_prepare(struct nib_stream *s, const struct moe *m, struct 
     const struct nib_moe_args *a = m->a;
     struct nib_cpu_scratch    *x = &s->scratch;
     int32_t                    n = w2->n_in;
-    float                     *values = inner_row(s, m, pair, x->inner), row_scale = 1.0f;
+    float                     *values = inner_row(s, m, pair), row_scale = 1.0f;
     struct nib_act             row = {.format = w2->act, .rows = 1, .cols = n, .codes = th->codes,
                                       .scales = th->scales, .row_scale = &row_scale};
     unsigned                   need = nib_cpu_need_of(w2);
@@ -200,25 +190,19 @@ static void inner_row_prepare(struct nib_stream *s, const struct moe *m, struct 
         return;
     }
     nib_cpu_act_decode(s, w2->act, th->codes, th->scales, row_scale, n, values);
-    if (need & (NIB_CPU_NEED_OPEN_PLAIN | NIB_CPU_NEED_OPEN_VALUES))
-        nib_cpu_row_open(s, values, n, inner_open_row(s, m, pair));
+    memset(values + n, 0, sizeof(float) * (size_t)(nib_cpu_padded(n) - n));
 }
 
 /* Each row is in the one form that its weight takes. */
 static struct nib_cpu_rows inner_rows(const struct nib_stream *s, const struct moe *m, int32_t first, int32_t n)
 {
-    const float *values = inner_row(s, m, first, s->scratch.inner), *open = inner_open_row(s, m, first);
-    int32_t      open_stride = nib_cpu_open_stride(n);
+    const float *values = inner_row(s, m, first);
     return (struct nib_cpu_rows){
         .plain = values,
         .values = values,
-        .open_plain = open,
-        .open_values = open,
         .codes = s->scratch.inner_codes + first,
-        .plain_stride = n,
-        .values_stride = n,
-        .open_plain_stride = open_stride,
-        .open_values_stride = open_stride,
+        .plain_stride = nib_cpu_stride(n),
+        .values_stride = nib_cpu_stride(n),
     };
 }
 
@@ -279,7 +263,7 @@ static void down(struct nib_stream *s, const struct moe *m)
 
 enum nib_status nib_cpu_moe(struct nib_stream *s, const struct nib_moe_args *a)
 {
-    unsigned need = nib_cpu_need_plain(a->router) | nib_cpu_need_of(a->w1) | nib_cpu_need_of(a->w3);
+    unsigned need = NIB_CPU_NEED_PLAIN | nib_cpu_need_of(a->w1) | nib_cpu_need_of(a->w3);
     if (has_shared(a))
         need |= nib_cpu_need_of(a->sw1) | nib_cpu_need_of(a->sw3);
     for (int32_t row0 = 0; row0 < a->x.rows; row0 += NIB_CPU_GROUP_ROWS) {

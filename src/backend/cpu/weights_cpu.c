@@ -1,6 +1,6 @@
-/* Packed weights: the stored bytes in own memory, row-major, the matrices of a stack one after the other. Nothing is
- * dequantised, and groups of 128 channels only change their order (see struct nib_cpu_matrix), so a packed weight takes
- * exactly the stored bytes. */
+/* Packed weights: the stored values in own memory, by panels of 16 outputs (see struct nib_cpu_matrix), the matrices of a
+ * stack one after the other. Nothing is dequantised: a packed weight takes the stored bytes, with zeros up to a whole panel
+ * and block. */
 #include "backend/cpu/cpu.h"
 
 #include <assert.h>
@@ -14,7 +14,7 @@ struct cpu_weight {
     struct nib_weight head;
     uint8_t          *memory; /* all codes, then all scales */
     uint8_t          *scales;
-    int64_t           codes_stride, scales_stride, codes_bytes, scales_bytes; /* strides of a row, bytes of a matrix */
+    int64_t           codes_stride, scales_stride, codes_bytes, scales_bytes; /* strides as in a matrix, bytes of one */
     float             global_scale[];
 };
 
@@ -22,28 +22,34 @@ struct sizes {
     int64_t codes_stride, scales_stride, codes_bytes, scales_bytes;
 };
 
+static int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
 static struct sizes sizes_of(enum nib_weight_type type, int64_t n_out, int64_t n_in)
 {
     struct sizes z = {0};
-    int64_t      scale_rows = n_out;
+    int64_t      panels = up_to(n_out, NIB_CPU_PANEL) / NIB_CPU_PANEL, scale_rows = panels;
+    int64_t      values = NIB_CPU_PANEL * up_to(n_in, NIB_CPU_BLOCK);
     switch (type) {
-    case NIB_WEIGHT_F32: z.codes_stride = 4 * n_in; break;
-    case NIB_WEIGHT_BF16: z.codes_stride = 2 * n_in; break;
+    case NIB_WEIGHT_F32:
+        z.codes_stride = 4 * n_in;
+        panels = n_out;
+        break;
+    case NIB_WEIGHT_BF16: z.codes_stride = 2 * values; break;
     case NIB_WEIGHT_FP8:
-        z.codes_stride = n_in;
-        z.scales_stride = (n_in + 127) / 128;
-        scale_rows = (n_out + 127) / 128;
+        z.codes_stride = values;
+        z.scales_stride = up_to(n_in, 128) / 128;
+        scale_rows = up_to(n_out, 128) / 128;
         break;
     case NIB_WEIGHT_MXFP4:
-        z.codes_stride = n_in / 2;
-        z.scales_stride = n_in / 32;
+        z.codes_stride = values / 2;
+        z.scales_stride = values / 32;
         break;
     case NIB_WEIGHT_NVFP4:
-        z.codes_stride = n_in / 2;
-        z.scales_stride = n_in / 16;
+        z.codes_stride = values / 2;
+        z.scales_stride = values / 16;
         break;
     }
-    z.codes_bytes = n_out * z.codes_stride;
+    z.codes_bytes = panels * z.codes_stride;
     z.scales_bytes = scale_rows * z.scales_stride;
     return z;
 }
@@ -68,42 +74,75 @@ static enum nib_status desc_check(const struct nib_weight_desc *d, struct nib_er
     return NIB_OK;
 }
 
-/* Blocks of 16 4-bit codes: their first halves side by side, then the second ones. */
-static void halves_pack(int32_t n_blocks, const uint8_t *src, uint8_t *dst)
+/* One panel of 4-bit codes from stored rows of `stride` bytes. Pairs of bytes stay together, and n_in is whole octets. */
+static void panel_pack_fp4(const uint8_t *order, const uint8_t *src, int64_t stride, int32_t n_out, int32_t n_in,
+                           uint8_t *dst)
 {
-    for (int32_t b = 0; b < n_blocks; b++)
-        for (int32_t half = 0; half < 2; half++)
-            memcpy(dst + 4 * n_blocks * half + 4 * b, src + 8 * b + 4 * half, 4);
+    for (int32_t k = 0; k < n_in; k += NIB_CPU_OCTET, dst += NIB_CPU_PANEL * NIB_CPU_OCTET / 2)
+        for (int32_t i = 0; i < NIB_CPU_PANEL * NIB_CPU_OCTET / 2; i += 2)
+            if (order[i] / 4 < n_out)
+                memcpy(dst + i, src + order[i] / 4 * stride + k / 2 + order[i] % 4, 2);
 }
 
-/* One row of codes in packed order. */
-static void row_pack(const struct nib_cpu_order *order, enum nib_weight_type type, int32_t n_in, const uint8_t *src,
-                     uint8_t *dst)
+/* The same of values of `size` bytes, any number of channels. */
+static void panel_pack_values(const uint8_t *order, int32_t size, const uint8_t *src, int64_t stride, int32_t n_out,
+                              int32_t n_in, uint8_t *dst)
 {
-    int32_t n_groups = n_in / NIB_CPU_GROUP, k = n_groups * NIB_CPU_GROUP;
-    for (int32_t g = 0; g < n_groups; g++)
-        switch (type) {
-        case NIB_WEIGHT_F32: break;
-        case NIB_WEIGHT_BF16:
-            for (int32_t i = 0; i < NIB_CPU_GROUP; i++)
-                memcpy(dst + 2 * (g * NIB_CPU_GROUP + i), src + 2 * (g * NIB_CPU_GROUP + order->bf16[i]), 2);
-            break;
-        case NIB_WEIGHT_FP8:
-            for (int32_t i = 0; i < NIB_CPU_GROUP; i++)
-                dst[g * NIB_CPU_GROUP + i] = src[g * NIB_CPU_GROUP + order->fp8[i]];
-            break;
-        case NIB_WEIGHT_MXFP4:
-        case NIB_WEIGHT_NVFP4:
-            halves_pack(8, src + 64 * g, dst + 64 * g);
-            break;
-        }
-    if (type == NIB_WEIGHT_MXFP4 || type == NIB_WEIGHT_NVFP4) {
-        halves_pack((n_in - k) / 16, src + k / 2, dst + k / 2);
+    for (int32_t k = 0; k < n_in; k += NIB_CPU_OCTET, dst += NIB_CPU_PANEL * NIB_CPU_OCTET * size)
+        for (int32_t i = 0; i < NIB_CPU_PANEL * NIB_CPU_OCTET; i++)
+            if (order[i] / 8 < n_out && k + order[i] % 8 < n_in)
+                memcpy(dst + i * size, src + order[i] / 8 * stride + (k + order[i] % 8) * size, (size_t)size);
+}
+
+/* The codes of n_out <= 16 rows as a panel, whose memory is zero. */
+static void panel_pack(const struct nib_cpu_order *order, enum nib_weight_type type, const uint8_t *src, int32_t n_out,
+                       int32_t n_in, uint8_t *dst)
+{
+    switch (type) {
+    case NIB_WEIGHT_F32: break;
+    case NIB_WEIGHT_BF16: panel_pack_values(order->bf16, 2, src, 2 * (int64_t)n_in, n_out, n_in, dst); break;
+    case NIB_WEIGHT_FP8: panel_pack_values(order->fp8, 1, src, n_in, n_out, n_in, dst); break;
+    case NIB_WEIGHT_MXFP4:
+    case NIB_WEIGHT_NVFP4: panel_pack_fp4(order->fp4, src, n_in / 2, n_out, n_in, dst); break;
+    }
+}
+
+/* n scales of n_out <= 16 rows, side by side. */
+static void panel_pack_scales(const uint8_t *src, int32_t n, int32_t n_out, uint8_t *dst)
+{
+    for (int32_t b = 0; b < n; b++)
+        for (int32_t o = 0; o < n_out; o++)
+            dst[b * NIB_CPU_PANEL + o] = src[o * n + b];
+}
+
+static void matrix_pack(const struct nib_stream *s, const struct nib_weight_desc *d, const struct sizes *z,
+                        const struct nib_weight_part *part, uint8_t *codes, uint8_t *scales)
+{
+    const uint8_t *src = part->data, *src_scales = part->scales;
+    int64_t        src_stride = d->type == NIB_WEIGHT_BF16  ? 2 * (int64_t)d->n_in
+                                : d->type == NIB_WEIGHT_FP8 ? d->n_in
+                                                            : d->n_in / 2;
+    bool           fp4 = d->type == NIB_WEIGHT_MXFP4 || d->type == NIB_WEIGHT_NVFP4;
+    int32_t        n_scales = d->n_in / (d->type == NIB_WEIGHT_NVFP4 ? 16 : 32);
+    if (d->type == NIB_WEIGHT_F32) {
+        memcpy(codes, src, (size_t)z->codes_bytes);
         return;
     }
-    int64_t done = type == NIB_WEIGHT_F32 ? 0 : type == NIB_WEIGHT_BF16 ? 2 * k : k;
-    int64_t all = type == NIB_WEIGHT_F32 ? 4 * (int64_t)n_in : type == NIB_WEIGHT_BF16 ? 2 * (int64_t)n_in : n_in;
-    memcpy(dst + done, src + done, (size_t)(all - done));
+    if (d->type == NIB_WEIGHT_FP8)
+        memcpy(scales, src_scales, (size_t)z->scales_bytes);
+#pragma omp parallel for num_threads(nib_cpu_threads(s, z->codes_bytes)) schedule(static)
+    for (int32_t out = 0; out < d->n_out; out += NIB_CPU_PANEL) {
+        int32_t n_out = d->n_out - out < NIB_CPU_PANEL ? d->n_out - out : NIB_CPU_PANEL;
+        int64_t panel = out / NIB_CPU_PANEL;
+        if (n_out < NIB_CPU_PANEL || d->n_in % NIB_CPU_BLOCK) {
+            memset(codes + panel * z->codes_stride, 0, (size_t)z->codes_stride);
+            if (fp4)
+                memset(scales + panel * z->scales_stride, 0, (size_t)z->scales_stride);
+        }
+        panel_pack(&s->k.order, d->type, src + out * src_stride, n_out, d->n_in, codes + panel * z->codes_stride);
+        if (fp4)
+            panel_pack_scales(src_scales + (int64_t)out * n_scales, n_scales, n_out, scales + panel * z->scales_stride);
+    }
 }
 
 /* Large weights on large pages where the system has them: a decode step touches every page once. */
@@ -127,7 +166,7 @@ enum nib_status nib_cpu_weight_pack(struct nib_backend *b, const struct nib_weig
     struct sizes       z = sizes_of(d->type, d->n_out, d->n_in);
     size_t             n = (size_t)d->n_stack, bytes = n * (size_t)(z.codes_bytes + z.scales_bytes);
     struct cpu_weight *w = calloc(1, sizeof *w + n * sizeof(float));
-    void              *memory = w ? weight_memory(bytes + 64) : NULL; /* a last part of a group is read as a full one */
+    void              *memory = w ? weight_memory(bytes) : NULL;
     if (!memory) {
         free(w);
         return nib_error_set(err, NIB_E_MEMORY, "no memory for a weight of %zu bytes", bytes);
@@ -140,13 +179,7 @@ enum nib_status nib_cpu_weight_pack(struct nib_backend *b, const struct nib_weig
     w->codes_bytes = z.codes_bytes;
     w->scales_bytes = z.scales_bytes;
     for (int32_t i = 0; i < d->n_stack; i++) {
-        const uint8_t *src = d->part[i].data;
-        uint8_t       *dst = w->memory + i * z.codes_bytes;
-#pragma omp parallel for num_threads(nib_cpu_threads(s, z.codes_bytes)) schedule(static)
-        for (int32_t o = 0; o < d->n_out; o++)
-            row_pack(&s->k.order, d->type, d->n_in, src + o * z.codes_stride, dst + o * z.codes_stride);
-        if (z.scales_bytes)
-            memcpy(w->scales + i * z.scales_bytes, d->part[i].scales, (size_t)z.scales_bytes);
+        matrix_pack(s, d, &z, &d->part[i], w->memory + i * z.codes_bytes, w->scales + i * z.scales_bytes);
         w->global_scale[i] = d->type == NIB_WEIGHT_NVFP4 ? d->part[i].global_scale : 1.0f;
     }
     *out = &w->head;
@@ -180,20 +213,21 @@ struct nib_cpu_matrix nib_cpu_matrix_of(const struct nib_weight *weight, int32_t
 void nib_cpu_weight_row(const struct nib_stream *s, const struct nib_weight *weight, int32_t row, float *dst)
 {
     struct nib_cpu_matrix w = nib_cpu_matrix_of(weight, 0);
-    const uint8_t        *codes = w.codes + row * w.codes_stride;
     assert(w.type == NIB_WEIGHT_F32 || w.type == NIB_WEIGHT_BF16);
     if (w.type == NIB_WEIGHT_F32) {
-        memcpy(dst, codes, 4 * (size_t)w.n_in);
+        memcpy(dst, w.codes + row * w.codes_stride, 4 * (size_t)w.n_in);
         return;
     }
-    int32_t k = 0;
-    for (; k + NIB_CPU_GROUP <= w.n_in; k += NIB_CPU_GROUP) {
-        float group[NIB_CPU_GROUP];
-        s->k.bf16_decode((const uint16_t *)(const void *)codes + k, group, NIB_CPU_GROUP);
-        for (int32_t i = 0; i < NIB_CPU_GROUP; i++)
-            dst[k + s->k.order.bf16[i]] = group[i];
-    }
-    s->k.bf16_decode((const uint16_t *)(const void *)codes + k, dst + k, w.n_in - k);
+    const uint8_t *octet = w.codes + row / NIB_CPU_PANEL * w.codes_stride;
+    int32_t        place[NIB_CPU_OCTET];
+    for (int32_t i = 0; i < NIB_CPU_PANEL * NIB_CPU_OCTET; i++)
+        if (s->k.order.bf16[i] / NIB_CPU_OCTET == row % NIB_CPU_PANEL)
+            place[s->k.order.bf16[i] % NIB_CPU_OCTET] = 2 * i;
+    for (int32_t k = 0; k < w.n_in; k += NIB_CPU_OCTET, octet += 2 * NIB_CPU_PANEL * NIB_CPU_OCTET)
+        for (int32_t i = 0; i < NIB_CPU_OCTET && k + i < w.n_in; i++) {
+            uint8_t bits[4] = {0, 0, octet[place[i]], octet[place[i] + 1]};
+            memcpy(dst + k + i, bits, sizeof bits);
+        }
 }
 
 struct nib_cpu_matrix nib_cpu_matrix_f32(const float *data, int32_t n_out, int32_t n_in)

@@ -1,0 +1,133 @@
+/* Body of the AVX2 rung: packed octets to vectors.
+ *
+ * A 4-bit code's fp32 value has two bytes that are not zero. Two table look-ups give them for 32 codes, an
+ * interleave within 16 bytes makes 16-bit halves of them, and a shift and a mask make fp32 of the even and the odd
+ * halves: 8 operations for 32 weights. So 32 bytes are 8 outputs, 4 in each 16-byte part, whose bytes 0 and 1 lie in that
+ * part's first half and 2 and 3 in its second. Chunk 0 is the low nibbles, the even channels, chunk 1 the odd ones. */
+
+#define CHUNKS              2
+#define CHUNK_CHANNEL(c, i) (2 * (i) + (c))
+
+BODY int32_t fp4_place(int32_t out, int32_t pair)
+{
+    return 32 * (out / 8) + 16 * (out / 4 % 2) + 8 * (pair / 2) + 2 * (out % 4) + pair % 2;
+}
+
+/* FP8 bytes widen within 16 bytes too: a part holds 8 outputs of two channels. */
+BODY int32_t fp8_place(int32_t out, int32_t channel)
+{
+    int32_t i = channel / 2;
+    return 64 * (channel % 2) + 32 * (i / 2) + 16 * (out / 8) + 8 * (i % 2) + out % 8;
+}
+
+BODY int32_t bf16_place(int32_t out, int32_t channel)
+{
+    return 64 * (channel % 2) + 16 * (channel / 2) + 2 * (out % 8) + out / 8;
+}
+
+BODY __m256i load32(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+
+/* Nibbles of 32 bytes: the odd channels are the high ones. */
+BODY __m256i nibbles_of(__m256i b, int odd)
+{
+    return _mm256_and_si256(odd ? _mm256_srli_epi16(b, 4) : b, _mm256_set1_epi8(15));
+}
+
+/* 16 bytes, the lowest first, for both 16-byte parts. */
+BODY __m256i table16(uint64_t low, uint64_t high)
+{
+    return _mm256_set_epi64x((long long)high, (long long)low, (long long)high, (long long)low);
+}
+
+/* v[2 * i + side]: channel i of the chunk, outputs 8 * side and on. */
+BODY void chunk_decode(const int type, const uint8_t *codes, int chunk, vec *v)
+{
+    const __m256i high_half = _mm256_set1_epi32((int)0xffff0000u);
+    if (type == NIB_WEIGHT_BF16) {
+        UNROLL for (int i = 0; i < 4; i++)
+        {
+            __m256i pair = load32(codes + 128 * chunk + 32 * i);
+            v[2 * i] = (vec)_mm256_slli_epi32(pair, 16);
+            v[2 * i + 1] = (vec)_mm256_and_si256(pair, high_half);
+        }
+    } else if (type == NIB_WEIGHT_FP8) {
+        /* E4M3 bits with a zero exponent bit before them are an fp16 number of 2^-8 times the value, subnormals too. */
+        const __m256i zero = _mm256_setzero_si256(), clear = _mm256_set1_epi16((short)0xbfff);
+        UNROLL for (int i = 0; i < 2; i++)
+        {
+            __m256i b = load32(codes + 64 * chunk + 32 * i);
+            __m256i low = _mm256_and_si256(_mm256_srai_epi16(_mm256_unpacklo_epi8(zero, b), 1), clear);
+            __m256i high = _mm256_and_si256(_mm256_srai_epi16(_mm256_unpackhi_epi8(zero, b), 1), clear);
+            v[4 * i] = (vec)_mm256_cvtph_ps(_mm256_castsi256_si128(low));
+            v[4 * i + 1] = (vec)_mm256_cvtph_ps(_mm256_extracti128_si256(low, 1));
+            v[4 * i + 2] = (vec)_mm256_cvtph_ps(_mm256_castsi256_si128(high));
+            v[4 * i + 3] = (vec)_mm256_cvtph_ps(_mm256_extracti128_si256(high, 1));
+        }
+    } else {
+        /* Bytes 2 and 3 of the fp32 values 0 0.5 1 1.5 2 3 4 6 and their negatives. */
+        const __m256i byte2 = table16(0xc0804000c0800000, 0xc0804000c0800000);
+        const __m256i byte3 = table16(0x404040403f3f3f00, 0xc0c0c0c0bfbfbf80);
+        UNROLL for (int side = 0; side < 2; side++)
+        {
+            __m256i n = nibbles_of(load32(codes + 32 * side), chunk);
+            __m256i b2 = _mm256_shuffle_epi8(byte2, n), b3 = _mm256_shuffle_epi8(byte3, n);
+            __m256i low = _mm256_unpacklo_epi8(b2, b3), high = _mm256_unpackhi_epi8(b2, b3);
+            v[side] = (vec)_mm256_slli_epi32(low, 16);
+            v[2 + side] = (vec)_mm256_and_si256(low, high_half);
+            v[4 + side] = (vec)_mm256_slli_epi32(high, 16);
+            v[6 + side] = (vec)_mm256_and_si256(high, high_half);
+        }
+    }
+}
+
+/* A block's scales of 16 outputs. UE4M3 bits put at an fp32 exponent are 2^-120 times the value, subnormals too. */
+BODY void panel_scales_decode(const int type, const uint8_t *p, vec *s)
+{
+    if (type == NIB_WEIGHT_BF16) {
+        s[0] = s[1] = (vec){0};
+    } else if (type == NIB_WEIGHT_FP8) {
+        s[0] = s[1] = (vec)_mm256_set1_ps(ue8m0_value(*p) * 256.0f);
+    } else {
+        UNROLL for (int i = 0; i < 2; i++)
+        {
+            __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + 8 * i)));
+            if (type == NIB_WEIGHT_MXFP4) /* byte 0 is 2^-127 */
+                s[i] = (vec)_mm256_max_epi32(_mm256_slli_epi32(b, 23), _mm256_set1_epi32(0x400000));
+            else
+                s[i] = (vec)_mm256_slli_epi32(b, 20) * 0x1p120f;
+        }
+    }
+}
+
+BODY void codes_scales(const int type, const uint8_t *p, vec *s) { panel_scales_decode(type, p, s); }
+
+/* The codes of an octet with their bias: u[side], the even channels, u[2 + side], the odd ones; an output's four together. */
+BODY void codes_decode(const uint8_t *codes, u8_vec *u)
+{
+    /* 12 more than 0 1 2 3 4 6 8 12 and their negatives. */
+    const __m256i biased = table16(0x181412100f0e0d0c, 0x00040608090a0b0c);
+    const __m256i outputs = table16(0x0b0a030209080100, 0x0f0e07060d0c0504);
+    UNROLL for (int side = 0; side < 2; side++)
+    {
+        __m256i b = _mm256_shuffle_epi8(load32(codes + 32 * side), outputs);
+        u[side] = (u8_vec)_mm256_shuffle_epi8(biased, nibbles_of(b, 0));
+        u[2 + side] = (u8_vec)_mm256_shuffle_epi8(biased, nibbles_of(b, 1));
+    }
+}
+
+/* 16-bit sums of 8 channels: at most 8 * 24 * 127 = 24384. */
+typedef u8_vec code_sum;
+
+/* Four channels of a row meet those of each output. */
+BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
+{
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    *sum = (code_sum)_mm256_add_epi16((__m256i)*sum, _mm256_maddubs_epi16((__m256i)*u, _mm256_set1_epi32(four)));
+}
+
+BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
+{
+    __m256i all = _mm256_madd_epi16((__m256i)*sum, _mm256_set1_epi16(1));
+    *f = (vec)_mm256_cvtepi32_ps(_mm256_add_epi32(all, _mm256_set1_epi32(fix)));
+}
