@@ -85,7 +85,8 @@ static bool compress_cost(const struct nib_reader *r, const struct nib_compress_
     return true;
 }
 
-/* Every key that some query of a sequence scores, once. Where a query takes all entries it scores none. */
+/* Every key that some query of a sequence scores, once. Where a query takes all entries it scores none. Queries of FP4 keys are
+ * FP4 too, so their products are of bytes. */
 static bool index_cost(const struct nib_reader *r, const struct nib_index_select_args *a, struct nib_cost *c)
 {
     struct step_rows rows;
@@ -98,7 +99,8 @@ static bool index_cost(const struct nib_reader *r, const struct nib_index_select
             if (visible <= a->top_k)
                 continue;
             most = max_of(most, visible);
-            c->fp32_ops += 2 * (uint64_t)a->n_heads * (uint64_t)a->dim * (uint64_t)visible;
+            *(a->keys.format == NIB_ROW_FP4 ? &c->int8_ops : &c->fp32_ops) +=
+                2 * (uint64_t)a->n_heads * (uint64_t)a->dim * (uint64_t)visible;
         }
         c->bytes += (uint64_t)most * (uint64_t)a->keys.row_bytes;
     }

@@ -151,8 +151,9 @@ static enum nib_status count(struct nib_stream *s, enum nib_op op, const void *a
     slot->n_launches += fp4 ? plan->n_fp4_launches : plan->n_launches;
     if (fp4 && op == NIB_OP_LINEAR)
         slot->n_launches += ((const struct nib_linear_args *)args)->n_weights;
-    slot->fp4_ops += fp4 ? cost.int8_ops : 0;
-    slot->bf16_ops += cost.fp32_ops + (fp4 ? 0 : cost.int8_ops);
+    const bool fp4_products = fp4 && op != NIB_OP_INDEX_SELECT; /* whose kernels open FP4 keys first */
+    slot->fp4_ops += fp4_products ? cost.int8_ops : 0;
+    slot->bf16_ops += cost.fp32_ops + (fp4_products ? 0 : cost.int8_ops);
     return NIB_OK;
 }
 

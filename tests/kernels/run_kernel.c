@@ -6,7 +6,7 @@
 
 #include "backend/cpu/kernels.h"
 
-enum { N_IN = 4096, N_HEADS = 32, N_KV = 64, HEAD_DIM = 512 };
+enum { N_IN = 4096, N_HEADS = 32, N_KV = 48, HEAD_DIM = 512 };
 
 static struct nib_cpu_kernels k;
 
@@ -59,7 +59,7 @@ static void run_attention(int times)
         k.dot_rows(q, HEAD_DIM, N_HEADS, kv, HEAD_DIM, N_KV, HEAD_DIM, score, N_KV);
         for (int h = 0; h < N_HEADS; h++)
             (void)k.softmax_scores(score + h * N_KV, N_KV, 1e-3f, &top);
-        k.add_weighted(score, N_KV, N_HEADS, kv, N_KV, HEAD_DIM, o);
+        k.add_weighted(score, N_KV, N_HEADS, kv, HEAD_DIM, N_KV, HEAD_DIM, o, HEAD_DIM);
     }
 }
 

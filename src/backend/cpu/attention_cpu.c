@@ -1,6 +1,6 @@
 /* attend: softmax attention of each row over its window and compressed entries, with a sink per head.
  *
- * The rows a query sees are taken in order, 64 at a time: decoded once for all heads, scored, and added with a
+ * The rows a query sees are taken in order, NIB_CPU_KV_ROWS at a time: decoded once for all heads, scored, and added with a
  * running maximum per head (old sums are rescaled when it grows). Blocks start at the first row the query sees, so
  * the result depends on the query's own list only. */
 #include "backend/cpu/cpu.h"
@@ -43,6 +43,19 @@ static const uint8_t *row_at(const struct nib_attend_args *a, const struct view 
     return nib_cpu_entry(&a->entries, rows, v->seq, v->selected ? v->selected[e] : e);
 }
 
+/* Rows lie anywhere; those soon to be decoded are asked for. */
+enum { ROWS_AHEAD = 3 };
+
+static void prefetch_row(const struct nib_attend_args *a, const struct view *v, int32_t j)
+{
+    if (j >= v->n_window + v->n_entries)
+        return;
+    const uint8_t *row = row_at(a, v, j);
+    const int64_t  bytes = j < v->n_window ? a->window.row_bytes : a->entries.row_bytes;
+    for (int64_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch(row + i);
+}
+
 /* Turn a head's scores of a block into weights relative to its running maximum, rescaling what was summed before. */
 static void softmax_block(const struct nib_stream *s, float *score, int32_t n, float scale, float *top, float *sum,
                           float *o, int32_t d)
@@ -61,7 +74,7 @@ static void softmax_block(const struct nib_stream *s, float *score, int32_t n, f
 static void attend_heads(const struct nib_stream *s, const struct nib_attend_args *a, struct nib_cpu_thread *th,
                          int32_t t, int32_t h0, int32_t n_heads)
 {
-    int32_t     d = a->head_dim, n_rot = a->rope.n_rot;
+    int32_t     d = a->head_dim, n_rot = a->rope.n_rot, stride = nib_cpu_kv_stride(d);
     struct view v = view_of(a, t);
     const float *q = nib_cpu_row_read(s, &a->q, t, h0 * d, n_heads * d, th->heads_q);
     float       *o = th->heads_o;
@@ -74,19 +87,20 @@ static void attend_heads(const struct nib_stream *s, const struct nib_attend_arg
     for (int32_t j0 = 0; j0 < n; j0 += NIB_CPU_KV_ROWS) {
         int32_t n_rows = n - j0 < NIB_CPU_KV_ROWS ? n - j0 : NIB_CPU_KV_ROWS;
         for (int32_t j = 0; j < n_rows; j++) {
+            prefetch_row(a, &v, j0 + j + ROWS_AHEAD);
             enum nib_row_format f = j0 + j < v.n_window ? a->window.format : a->entries.format;
-            nib_cpu_kv_read(s, f, row_at(a, &v, j0 + j), d, n_rot, th->kv + j * d);
+            nib_cpu_kv_read(s, f, row_at(a, &v, j0 + j), d, n_rot, th->kv + j * stride);
         }
-        s->k.dot_rows(q, d, n_heads, th->kv, d, n_rows, d, th->score, NIB_CPU_KV_ROWS);
+        s->k.dot_rows(q, d, n_heads, th->kv, stride, n_rows, d, th->score, NIB_CPU_KV_ROWS);
         for (int32_t h = 0; h < n_heads; h++)
             softmax_block(s, th->score + h * NIB_CPU_KV_ROWS, n_rows, a->scale, &th->top[h], &th->sum[h], o + h * d, d);
-        s->k.add_weighted(th->score, NIB_CPU_KV_ROWS, n_heads, th->kv, n_rows, d, o);
+        s->k.add_weighted(th->score, NIB_CPU_KV_ROWS, n_heads, th->kv, stride, n_rows, d, o, d);
     }
-    nib_cpu_angles(&a->rope, a->rows->pos[t] - a->rows->first_pos, th->angle);
+    nib_cpu_angles(s, &a->rope, a->rows->pos[t] - a->rows->first_pos, th->angle);
     for (int32_t h = 0; h < n_heads; h++) {
         for (int32_t c = 0; c < d; c++)
             o[h * d + c] /= th->sum[h];
-        nib_cpu_rotate(o + h * d, d, n_rot, th->angle, true);
+        nib_cpu_rotate(s, o + h * d, d, n_rot, th->angle, true);
     }
     nib_cpu_row_write(s, &a->o, t, h0 * d, n_heads * d, o);
 }

@@ -72,13 +72,15 @@ static void tile_f32(const struct nib_cpu_tile *t)
     const struct nib_cpu_matrix *w = t->w;
     int64_t                      stride = w->codes_stride / 4;
     const float                 *weights = (const float *)(const void *)w->codes + t->out * stride;
+    /* Weights that only one pass reads come in long streams; else a part of them stays in the L1 cache for all rows. */
+    const int32_t part = t->n_rows > DOT_ROWS ? NIB_CPU_TILE_K : w->n_in;
     for (int32_t r0 = 0; r0 < t->n_rows; r0 += ROWS)
         for (int32_t o0 = 0; o0 < t->n_outs; o0 += OUTS) {
             int32_t rows = t->n_rows - r0 < ROWS ? t->n_rows - r0 : ROWS;
             int32_t outs = t->n_outs - o0 < OUTS ? t->n_outs - o0 : OUTS;
             float   acc[ROWS * OUTS * NIB_CPU_LANES] = {0};
-            for (int32_t k0 = 0; k0 < w->n_in; k0 += NIB_CPU_TILE_K) {
-                int32_t      n = w->n_in - k0 < NIB_CPU_TILE_K ? w->n_in - k0 : NIB_CPU_TILE_K;
+            for (int32_t k0 = 0; k0 < w->n_in; k0 += part) {
+                int32_t      n = w->n_in - k0 < part ? w->n_in - k0 : part;
                 const float *x[ROWS];
                 for (int32_t r = 0; r < rows; r++)
                     x[r] = t->x[r0 + r] + k0;
@@ -89,69 +91,4 @@ static void tile_f32(const struct nib_cpu_tile *t)
                     t->y[(r0 + r) * NIB_CPU_TILE_OUTS + o0 + o] =
                         fold_lanes(acc + (r * OUTS + o) * NIB_CPU_LANES) * w->global_scale;
         }
-}
-
-static void dot_rows(const float *x, int64_t x_stride, int32_t n_x, const float *w, int64_t w_stride, int32_t n_w,
-                     int32_t n, float *y, int64_t y_stride)
-{
-    enum { ROWS = 8, OUTS = 12 };
-    for (int32_t j = 0; j < n_w; j += OUTS) {
-        int32_t outs = n_w - j < OUTS ? n_w - j : OUTS;
-        for (int32_t i = 0; i < n_x; i += ROWS) {
-            int32_t      rows = n_x - i < ROWS ? n_x - i : ROWS;
-            const float *row[ROWS];
-            float        acc[ROWS * OUTS * NIB_CPU_LANES] = {0};
-            for (int32_t r = 0; r < rows; r++)
-                row[r] = x + (i + r) * x_stride;
-            dot_any(row, rows, w + j * w_stride, w_stride, outs, n, acc, OUTS);
-            for (int32_t r = 0; r < rows; r++)
-                for (int32_t o = 0; o < outs; o += 4) {
-                    float four[4];
-                    fold4(acc + (r * OUTS + o) * NIB_CPU_LANES, four);
-                    memcpy(y + (i + r) * y_stride + j + o, four, sizeof(float) * (size_t)(outs - o < 4 ? outs - o : 4));
-                }
-        }
-    }
-}
-
-/* 16 channels of `rows` outputs stay in registers while the rows of v pass by. */
-BODY void add_weighted_block(const int rows, const float *p, int64_t p_stride, const float *v, int32_t n_v, int32_t n,
-                             float *o)
-{
-    vec sum[4][LANE_VECS];
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int l = 0; l < LANE_VECS; l++)
-            sum[r][l] = *(const vec_at *)(o + (int64_t)r * n + l * VEC_FLOATS);
-    for (int32_t j = 0; j < n_v; j++)
-#pragma GCC unroll 4
-        for (int l = 0; l < LANE_VECS; l++) {
-            vec value = *(const vec_at *)(v + (int64_t)j * n + l * VEC_FLOATS);
-#pragma GCC unroll 4
-            for (int r = 0; r < rows; r++)
-                VEC_FMA(sum[r][l], (vec){0} + p[r * p_stride + j], value);
-        }
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int l = 0; l < LANE_VECS; l++)
-            *(vec_at *)(o + (int64_t)r * n + l * VEC_FLOATS) = sum[r][l];
-}
-
-static void add_weighted(const float *p, int64_t p_stride, int32_t n_p, const float *v, int32_t n_v, int32_t n,
-                         float *o)
-{
-    int32_t c = 0;
-    for (; c + NIB_CPU_LANES <= n; c += NIB_CPU_LANES) {
-        int32_t i = 0;
-        for (; i + 4 <= n_p; i += 4)
-            add_weighted_block(4, p + i * p_stride, p_stride, v + c, n_v, n, o + (int64_t)i * n + c);
-        for (; i < n_p; i++)
-            add_weighted_block(1, p + i * p_stride, p_stride, v + c, n_v, n, o + (int64_t)i * n + c);
-    }
-    for (; c < n; c++)
-        for (int32_t i = 0; i < n_p; i++)
-            for (int32_t j = 0; j < n_v; j++)
-                o[(int64_t)i * n + c] += p[i * p_stride + j] * v[(int64_t)j * n + c];
 }

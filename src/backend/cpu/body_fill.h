@@ -13,6 +13,17 @@ static void fill_all(struct nib_cpu_kernels *k)
     k->codes_open = codes_open;
     k->dot_rows = dot_rows;
     k->add_weighted = add_weighted;
+    k->rotary_angles = rotary_angles;
+    k->rotate = rotate;
+    k->hadamard = hadamard;
+    k->select_top = select_top;
+    k->choose_top = choose_top;
+    k->route_scores = route_scores;
+    k->largest = largest;
+    k->sum_doubles = sum_doubles;
+    k->fp4_dots = fp4_dots;
+    k->fp4_query_open = fp4_query_open;
+    k->add_positive = add_positive;
     k->sum_squares = sum_squares;
     k->scale_by = scale_by;
     k->exp_shifted = exp_shifted;

@@ -40,22 +40,6 @@ BODY float fold_lanes(const float *lane)
     return ((t[0] + t[4]) + (t[2] + t[6])) + ((t[1] + t[5]) + (t[3] + t[7]));
 }
 
-/* The same for four sums side by side. */
-BODY void fold4(const float *lane, float *y)
-{
-    f32x4 a[4];
-    UNROLL for (int i = 0; i < 4; i++)
-    {
-        const f32x4_at *p = (const f32x4_at *)(lane + i * NIB_CPU_LANES);
-        a[i] = (p[0] + p[2]) + (p[1] + p[3]);
-    }
-    f32x4 a01 = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5), a23 = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5);
-    f32x4 b01 = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7), b23 = __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
-    f32x4 t0 = __builtin_shufflevector(a01, a23, 0, 1, 4, 5), t1 = __builtin_shufflevector(a01, a23, 2, 3, 6, 7);
-    f32x4 t2 = __builtin_shufflevector(b01, b23, 0, 1, 4, 5), t3 = __builtin_shufflevector(b01, b23, 2, 3, 6, 7);
-    *(f32x4_at *)y = (t0 + t2) + (t1 + t3);
-}
-
 /* exp for a vector: x = n ln 2 + r with |r| <= ln 2 / 2, a Taylor polynomial of degree 7 in r (the next term is below
  * 2^-27), and 2^n in two factors so that results may be subnormal. Below -104 the result is 0 in fp32, above 89 it
  * is infinite. NaN stays NaN. Vectors pass by pointer: 32-byte values have no calling convention without AVX. */

@@ -73,12 +73,12 @@ static void emit(const struct nib_stream *s, const struct nib_compress_args *a, 
     nib_cpu_rms_norm(s, x, a->norm_weight, a->eps, w);
     if (a->round_bf16)
         s->k.bf16_round(x, w);
-    nib_cpu_angles(&a->rope, e * a->ratio - rows->first_pos, th->angle);
-    nib_cpu_rotate(x, w, a->rope.n_rot, th->angle, false);
+    nib_cpu_angles(s, &a->rope, e * a->ratio - rows->first_pos, th->angle);
+    nib_cpu_rotate(s, x, w, a->rope.n_rot, th->angle, false);
     if (a->round_bf16)
         s->k.bf16_round(x, w);
     if (a->hadamard) {
-        nib_cpu_hadamard(x, w);
+        nib_cpu_hadamard(s, x, w);
         if (a->round_bf16)
             s->k.bf16_round(x, w);
     }

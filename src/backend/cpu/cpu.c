@@ -5,6 +5,7 @@
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/machine.h"
 #include "base/status.h"
@@ -34,6 +35,18 @@ static const struct nib_ops ops = {
     .sample = nib_cpu_sample,
 };
 
+/* Much memory on large pages where the system has them: a step touches all of its weights, and context rows anywhere. */
+void *nib_cpu_memory(size_t bytes)
+{
+    const size_t large = (size_t)2 << 20;
+    void        *memory = NULL;
+    if (posix_memalign(&memory, bytes >= 2 * large ? large : 256, bytes))
+        return NULL;
+    if (bytes >= 2 * large)
+        (void)madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
+}
+
 /* Hands out 64-byte aligned pieces of one allocation; with base NULL it only counts. */
 struct arena {
     uint8_t *base;
@@ -58,10 +71,11 @@ static void lay_out_thread(struct nib_cpu_thread *t, const struct nib_dims *d, i
     t->block_sum = take(a, NIB_CPU_GROUP_ROWS * NIB_CPU_TILE_OUTS, sizeof(float));
     for (int i = 0; i < 4; i++)
         t->row[i] = take(a, cols, sizeof(float));
-    t->angle = take(a, d->n_rot, sizeof(float));
+    t->angle = take(a, 2 * d->n_rot, sizeof(float));
+    t->keys = take(a, d->n_experts, sizeof(float));
     t->codes = take(a, cols, 1);
     t->scales = take(a, cols / 8 + 8, 1); /* int8: 4 bytes for 32 channels */
-    t->kv = take(a, (int64_t)NIB_CPU_KV_ROWS * max_of(d->head_dim, d->index_dim), sizeof(float));
+    t->kv = take(a, (int64_t)NIB_CPU_KV_ROWS * nib_cpu_kv_stride(max_of(d->head_dim, d->index_dim)), sizeof(float));
     t->score = take(a, (int64_t)NIB_CPU_KV_ROWS * heads, sizeof(float));
     t->heads_q = take(a, (int64_t)d->n_heads * d->head_dim, sizeof(float));
     t->heads_o = take(a, (int64_t)d->n_heads * d->head_dim, sizeof(float));
@@ -97,6 +111,10 @@ static void lay_out(struct nib_stream *s, struct nib_cpu_thread *threads, struct
                                           (size_t)rows * nib_cpu_codes_bytes(d->n_inner_shared));
     x->inner_codes = take(a, pairs + rows, sizeof *x->inner_codes);
     x->index_score = take(a, (int64_t)NIB_CPU_INDEX_ROWS * s->n_entries_max, sizeof(float));
+    int64_t queries = NIB_CPU_INDEX_ROWS * d->n_index_heads, blocks = (d->index_dim + 31) / 32;
+    x->codes_fp4 = take(a, queries * d->index_dim, 1);
+    x->scales_fp4 = take(a, queries * blocks, sizeof(float));
+    x->fix_fp4 = take(a, queries * blocks, sizeof(int32_t));
     x->mix = take(a, rows * (2 + d->n_hc) * d->n_hc, sizeof(float));
 
     struct nib_cpu_thread *list = take(a, s->n_threads, sizeof *list);
@@ -191,8 +209,8 @@ static enum nib_status backend_open(const struct nib_backend_config *c, struct n
     nib_cpu_kernels_init(&b->stream.k, flags & level);
 
     size_t bytes = scratch_bytes(c);
-    if (posix_memalign(&b->scratch, 64, bytes)) {
-        b->scratch = NULL;
+    b->scratch = nib_cpu_memory(bytes);
+    if (!b->scratch) {
         backend_close(b);
         return nib_error_set(err, NIB_E_MEMORY, "cpu backend: no memory for %zu bytes of scratch", bytes);
     }
@@ -207,10 +225,8 @@ static struct nib_stream *backend_stream(struct nib_backend *b) { return &b->str
 static void *backend_alloc(struct nib_backend *b, size_t bytes)
 {
     (void)b;
-    void *p = NULL;
-    if (posix_memalign(&p, 256, bytes ? bytes : 1))
-        return NULL;
-    return memset(p, 0, bytes);
+    void *p = nib_cpu_memory(bytes ? bytes : 1);
+    return p ? memset(p, 0, bytes) : NULL;
 }
 
 static void backend_release(struct nib_backend *b, void *p)

@@ -11,7 +11,7 @@
 #define NIB_CPU_GROUP_ROWS 256
 /* Rows whose index scores are held at a time, and KV rows decoded at a time. */
 #define NIB_CPU_INDEX_ROWS 16
-#define NIB_CPU_KV_ROWS    64
+#define NIB_CPU_KV_ROWS    48 /* a multiple of every register tile of body_attend.h */
 
 /* One thread's buffers; sizes in floats unless a name says otherwise. */
 struct nib_cpu_thread {
@@ -19,14 +19,19 @@ struct nib_cpu_thread {
     float    *tile_y[2];         /* TILE_ROWS * TILE_OUTS */
     float    *block_sum;         /* GROUP_ROWS * TILE_OUTS */
     float    *row[4];            /* cols each */
-    float    *angle;             /* n_rot: cosines, then sines */
+    float    *angle;             /* 2 * n_rot: see rotary_angles */
+    float    *keys;              /* n_experts */
     uint8_t  *codes, *scales;    /* bytes of one quantised activation row */
-    float    *kv, *score;        /* [KV_ROWS][head_dim], [heads][KV_ROWS] */
+    float    *kv, *score;        /* [KV_ROWS][nib_cpu_kv_stride], [heads][KV_ROWS] */
     float    *heads_q, *heads_o; /* [n_heads][head_dim] */
     float    *top, *sum;         /* [heads] */
     float    *logits, *weight;   /* [vocab] */
     uint64_t *sort[2];           /* [vocab] */
 };
+
+/* Floats from one decoded KV row to the next: a cache line more than they are long, for rows of 512 channels would all fall
+ * into the same sets of a cache. */
+static inline int32_t nib_cpu_kv_stride(int32_t d) { return (d + 15) / 16 * 16 + 16; }
 
 struct nib_cpu_scratch {
     float                  *plain;      /* [GROUP_ROWS][plain_stride] */
@@ -45,6 +50,9 @@ struct nib_cpu_scratch {
     uint8_t                *inner_code_memory;
     struct nib_cpu_code_row *inner_codes; /* [GROUP_ROWS * (top_k + 1)] */
     float                  *index_score; /* [INDEX_ROWS][n_entries_max] */
+    int8_t                 *codes_fp4;   /* [INDEX_ROWS][n_index_heads][index_dim]: see struct nib_cpu_fp4_queries */
+    float                  *scales_fp4;  /* [INDEX_ROWS][n_index_heads][blocks of 32] */
+    int32_t                *fix_fp4;     /* likewise */
     float                  *mix;        /* [GROUP_ROWS][(2 + n_hc) * n_hc] */
     struct nib_cpu_thread  *thread;     /* [n_threads] */
 };
@@ -73,6 +81,8 @@ static inline int32_t nib_cpu_chunk(const struct nib_stream *s, int32_t n_items)
     int32_t chunk = n_items / (8 * s->n_threads);
     return chunk < 1 ? 1 : chunk > 8 ? 8 : chunk;
 }
+
+void *nib_cpu_memory(size_t bytes); /* not zeroed; released by free(); NULL if there is none (cpu.c) */
 
 /* ---- Weights (weights_cpu.c) ---- */
 
@@ -108,12 +118,13 @@ float nib_cpu_rms_factor(const struct nib_stream *s, const float *x, float eps, 
 /* x = rms norm of x with weight. */
 void nib_cpu_rms_norm(const struct nib_stream *s, float *x, const float *weight, float eps, int32_t n);
 
-/* Cosines and sines [n_rot / 2] each of a position's angles, and the rotation of the last n_rot of d channels. */
-void nib_cpu_angles(const struct nib_rope *rope, int32_t pos, float *angle);
-void nib_cpu_rotate(float *x, int32_t d, int32_t n_rot, const float *angle, bool inverse);
+/* Cosines and sines of a position's angles as rotary_angles of kernels.h gives them, and the rotation of the last n_rot of d
+ * channels. */
+void nib_cpu_angles(const struct nib_stream *s, const struct nib_rope *rope, int32_t pos, float *angle);
+void nib_cpu_rotate(const struct nib_stream *s, float *x, int32_t d, int32_t n_rot, const float *angle, bool inverse);
 
 /* Walsh-Hadamard transform of n (a power of two) channels times n^-0.5. */
-void nib_cpu_hadamard(float *x, int32_t n);
+void nib_cpu_hadamard(const struct nib_stream *s, float *x, int32_t n);
 
 /* Where row r of a page lives, and KV rows in and out of their storage format. */
 static inline uint8_t *nib_cpu_store_row(const struct nib_store *st, int32_t page, int32_t r)

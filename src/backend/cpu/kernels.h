@@ -74,6 +74,17 @@ struct nib_cpu_tile {
     float                                *work; /* NIB_CPU_TILE_WORK floats, 64-byte aligned */
 };
 
+/* Queries of the indexer as FP4 rows, in both forms: fp32 values, and signed doubled codes of all channels with a quarter
+ * of each block's scale and minus NIB_CPU_CODE_BIAS times each block's sum of codes. */
+struct nib_cpu_fp4_queries {
+    int32_t        n;
+    const float   *x;      /* [n][x_stride] */
+    int64_t        x_stride;
+    const int8_t  *codes;  /* [n][dim] */
+    const float   *scales; /* [n][blocks of 32] */
+    const int32_t *fix;    /* [n][blocks of 32] */
+};
+
 struct nib_cpu_kernels {
     const char          *name; /* of the best rung used */
     struct nib_cpu_order order;
@@ -90,9 +101,28 @@ struct nib_cpu_kernels {
     /* y[i * y_stride + j] = sum over n of x[i] * w[j]; strides in elements. */
     void (*dot_rows)(const float *x, int64_t x_stride, int32_t n_x, const float *w, int64_t w_stride, int32_t n_w,
                      int32_t n, float *y, int64_t y_stride);
-    /* o[i][c] += sum over j ascending of p[i * p_stride + j] * v[j * n + c], c < n. */
-    void (*add_weighted)(const float *p, int64_t p_stride, int32_t n_p, const float *v, int32_t n_v, int32_t n,
-                         float *o);
+    /* o[i * o_stride + c] += sum over j ascending of p[i * p_stride + j] * v[j * v_stride + c], c < n. */
+    void (*add_weighted)(const float *p, int64_t p_stride, int32_t n_p, const float *v, int64_t v_stride, int32_t n_v,
+                         int32_t n, float *o, int64_t o_stride);
+    /* y[i * y_stride + j] = query i . key j for stored FP4 keys of dim channels; y_stride is at least n to a multiple of 16, and
+     * all of that may be written. work: n rows of nib_cpu_kv_stride(dim) floats. */
+    void (*fp4_dots)(const struct nib_cpu_fp4_queries *q, const uint8_t *const *key, int32_t n, int32_t dim, float *work,
+                     float *y, int64_t y_stride);
+    void (*fp4_query_open)(const uint8_t *codes, const uint8_t *scales, int32_t dim, int8_t *out, float *out_scales,
+                           int32_t *fix);
+    void (*add_positive)(float *sum, const float *x, float weight, int32_t n); /* sum += weight * max(0, x), NaN kept */
+    /* Cosines of pos * freq[i], i < n / 2, twice each, then sines, the first of each two negative: out [2 * n]. */
+    void (*rotary_angles)(const float *freq, int32_t n, float pos, float *out);
+    void (*rotate)(float *x, int32_t n, const float *angle, bool inverse); /* pairs of x by them, every step rounded */
+    void (*hadamard)(float *x, int32_t n, float scale);                    /* n a power of 2; times scale at the end */
+    /* Indices of the k < n largest of x, NaN first, ties to the lowest index, ascending. x is destroyed. */
+    void (*select_top)(float *x, int32_t n, int32_t k, int32_t *selected);
+    /* The k <= n largest of score + bias one after another, ties to the lowest index, NaN last. work: [n]. */
+    void (*choose_top)(const float *score, const float *bias, int32_t n, int32_t k, float *work, int32_t *chosen);
+    void (*route_scores)(float *z, int32_t n); /* z = sqrt(log(1 + exp(z))) */
+    /* The first index of the largest of x; -1 where x holds NaN or +Inf, or nothing above -Inf. */
+    int32_t (*largest)(const float *x, int32_t n);
+    double (*sum_doubles)(const float *x, int32_t n); /* in double */
     /* In double: norms come before quantisers, where a last bit of the factor can flip a code, and cost little. */
     double (*sum_squares)(const float *x, int32_t n);
     void (*scale_by)(float *x, const float *weight, float factor, int32_t n); /* x = x * factor * weight */

@@ -21,6 +21,8 @@
 #define STREAM_PANELS    2
 #define TILE_ROWS_MOST   6
 #define TILE_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#define VEC_MASK(v)      ((uint32_t)_mm256_movemask_ps((__m256)(v)))
+#define ATTEND_ROWS      3
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
@@ -33,10 +35,15 @@
 #include "backend/cpu/body_decode.h"
 #include "backend/cpu/body_quantise.h"
 #include "backend/cpu/body_dot.h"
+#include "backend/cpu/body_attend.h"
+#include "backend/cpu/body_rotary.h"
+#include "backend/cpu/body_select.h"
 #include "backend/cpu/body_panel_avx2.h"
 #include "backend/cpu/body_packed.h"
 #include "backend/cpu/body_tile.h"
 #include "backend/cpu/body_codes.h"
+#include "backend/cpu/body_rows_avx2.h"
+#include "backend/cpu/body_index_avx2.h"
 #include "backend/cpu/body_fill.h"
 
 #if defined(__clang__)
@@ -48,6 +55,10 @@
 void nib_cpu_kernels_fill_avx2(struct nib_cpu_kernels *k)
 {
     fill_all(k);
+    k->fp8_decode = fp8_row_decode;
+    k->nvfp4_decode = nvfp4_row_decode;
+    k->fp4_decode = fp4_row_decode;
+    k->fp4_dots = fp4_code_dots;
     k->name = "avx2";
 }
 

@@ -18,6 +18,8 @@
 #define STREAM_PANELS    2
 #define TILE_ROWS_MOST   12
 #define TILE_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#define VEC_MASK(v)      ((uint32_t)_mm512_movepi32_mask((__m512i)(v)))
+#define ATTEND_ROWS      6
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
@@ -30,6 +32,9 @@
 #include "backend/cpu/body_decode.h"
 #include "backend/cpu/body_quantise.h"
 #include "backend/cpu/body_dot.h"
+#include "backend/cpu/body_attend.h"
+#include "backend/cpu/body_rotary.h"
+#include "backend/cpu/body_select.h"
 #include "backend/cpu/body_panel_avx512.h"
 
 /* 16-bit sums of 8 channels: at most 8 * 24 * 127 = 24384. */
@@ -52,6 +57,8 @@ BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 #include "backend/cpu/body_packed.h"
 #include "backend/cpu/body_tile.h"
 #include "backend/cpu/body_codes.h"
+#include "backend/cpu/body_rows_avx2.h"
+#include "backend/cpu/body_index_avx2.h"
 #include "backend/cpu/body_fill.h"
 
 #if defined(__clang__)
@@ -63,6 +70,10 @@ BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 void nib_cpu_kernels_fill_avx512(struct nib_cpu_kernels *k)
 {
     fill_all(k);
+    k->fp8_decode = fp8_row_decode;
+    k->nvfp4_decode = nvfp4_row_decode;
+    k->fp4_decode = fp4_row_decode;
+    k->fp4_dots = fp4_code_dots;
     k->name = "avx512";
 }
 

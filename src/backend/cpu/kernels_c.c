@@ -15,11 +15,15 @@
 #define STREAM_PANELS    1
 #define TILE_ROWS_MOST   2
 #define TILE_ROWS_CASES(CASE) CASE(1) CASE(2)
+#define ATTEND_ROWS      2
 
 #include "backend/cpu/body_vector.h"
 #include "backend/cpu/body_decode.h"
 #include "backend/cpu/body_quantise.h"
 #include "backend/cpu/body_dot.h"
+#include "backend/cpu/body_attend.h"
+#include "backend/cpu/body_rotary.h"
+#include "backend/cpu/body_select.h"
 
 /* Doubled values of E2M1 codes: magnitudes 0..7 mean 0 1 2 3 4 6 8 12, the code plus 1 above 4, 1 more above 5 and 3 more
  * above 6. Comparisons give -1. */

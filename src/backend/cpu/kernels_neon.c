@@ -17,11 +17,15 @@
 #define STREAM_PANELS    1
 #define TILE_ROWS_MOST   6
 #define TILE_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#define ATTEND_ROWS      6
 
 #include "backend/cpu/body_vector.h"
 #include "backend/cpu/body_decode.h"
 #include "backend/cpu/body_quantise.h"
 #include "backend/cpu/body_dot.h"
+#include "backend/cpu/body_attend.h"
+#include "backend/cpu/body_rotary.h"
+#include "backend/cpu/body_select.h"
 
 /* Doubled values of E2M1 codes. */
 BODY void doubled_codes(const i8x16 *nibbles, i8x16 *out)

@@ -5,7 +5,6 @@
 #include "backend/cpu/cpu.h"
 
 #include <assert.h>
-#include <math.h>
 #include <omp.h>
 #include <string.h>
 
@@ -29,37 +28,15 @@ static bool has_shared(const struct nib_moe_args *a) { return a->sw1 != NULL; }
 
 /* ---- Routing ---- */
 
-/* The top_k largest of score + bias, ties to the lowest expert. NaN is taken only when nothing else is left, so that
- * every row gets distinct experts. */
-static void choose(const struct nib_moe_args *a, const float *score, int32_t *chosen)
-{
-    for (int32_t i = 0; i < a->top_k; i++) {
-        int32_t best = -1;
-        float   best_key = 0;
-        for (int32_t e = 0; e < a->n_experts; e++) {
-            bool taken = false;
-            for (int32_t j = 0; j < i; j++)
-                taken |= chosen[j] == e;
-            float key = score[e] + a->bias[e];
-            if (!taken && (best < 0 || key > best_key || (isnan(best_key) && !isnan(key)))) {
-                best = e;
-                best_key = key;
-            }
-        }
-        chosen[i] = best;
-    }
-}
-
-static void route_row(const struct moe *m, int32_t r, float *z, int32_t *chosen, float *weight)
+static void route_row(const struct nib_stream *s, const struct moe *m, int32_t r, float *z, int32_t *chosen, float *weight)
 {
     const struct nib_moe_args *a = m->a;
     int64_t                    t = m->row0 + r;
-    for (int32_t e = 0; e < a->n_experts; e++)
-        z[e] = sqrtf(z[e] > 20.0f ? z[e] : log1pf(expf(z[e])));
+    s->k.route_scores(z, a->n_experts);
     if (a->tid2eid)
         memcpy(chosen, a->tid2eid + (int64_t)a->rows->token[t] * a->top_k, sizeof(int32_t) * (size_t)a->top_k);
     else
-        choose(a, z, chosen);
+        s->k.choose_top(z, a->bias, a->n_experts, a->top_k, s->scratch.thread[omp_get_thread_num()].keys, chosen);
     float sum = 0;
     for (int32_t i = 0; i < a->top_k; i++)
         sum += z[chosen[i]];
@@ -79,7 +56,7 @@ static void route(struct nib_stream *s, struct moe *m)
     nib_cpu_matmul(s, &router, NIB_CPU_NEED_PLAIN, &m->x, m->n, x->router, a->n_experts);
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)m->n * a->n_experts * a->top_k)) schedule(static)
     for (int32_t r = 0; r < m->n; r++)
-        route_row(m, r, x->router + (int64_t)r * a->n_experts, x->chosen + r * a->top_k, x->weight + r * a->top_k);
+        route_row(s, m, r, x->router + (int64_t)r * a->n_experts, x->chosen + r * a->top_k, x->weight + r * a->top_k);
 
     /* Counting sort of pairs by expert; rows stay in order. The shared expert takes every row. */
     int32_t *first = x->expert_first, *fill = x->expert_fill, n_pairs = m->n * a->top_k;

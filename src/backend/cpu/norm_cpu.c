@@ -53,13 +53,13 @@ enum nib_status nib_cpu_q_rope(struct nib_stream *s, const struct nib_q_rope_arg
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)a->q.rows * a->q.cols * 4)) schedule(static)
     for (int32_t t = 0; t < a->rows->n_rows; t++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
-        nib_cpu_angles(&a->rope, a->rows->pos[t] - a->rows->first_pos, th->angle);
+        nib_cpu_angles(s, &a->rope, a->rows->pos[t] - a->rows->first_pos, th->angle);
         for (int32_t h = 0; h < a->n_heads; h++) {
             float *x = bf16 ? th->row[0] : (float *)nib_cpu_row(&a->q, t) + h * a->head_dim;
             if (bf16)
                 nib_cpu_row_read(s, &a->q, t, h * a->head_dim, a->head_dim, x);
             head_norm(s, x, a->head_dim, a->eps, bf16, th->row[1]);
-            nib_cpu_rotate(x, a->head_dim, a->rope.n_rot, th->angle, false);
+            nib_cpu_rotate(s, x, a->head_dim, a->rope.n_rot, th->angle, false);
             if (bf16)
                 nib_cpu_row_write(s, &a->q, t, h * a->head_dim, a->head_dim, x);
         }
@@ -82,8 +82,8 @@ enum nib_status nib_cpu_kv_insert(struct nib_stream *s, const struct nib_kv_inse
         nib_cpu_rms_norm(s, x, a->norm_weight, a->eps, d);
         if (bf16)
             s->k.bf16_round(x, d);
-        nib_cpu_angles(&a->rope, rows->pos[t] - rows->first_pos, th->angle);
-        nib_cpu_rotate(x, d, n_rot, th->angle, false);
+        nib_cpu_angles(s, &a->rope, rows->pos[t] - rows->first_pos, th->angle);
+        nib_cpu_rotate(s, x, d, n_rot, th->angle, false);
         if (bf16)
             s->k.bf16_round(x, d);
         int32_t page = rows->window_page[rows->seq[t] * rows->page_stride + rows->pos[t] / NIB_PAGE_TOKENS];

@@ -52,41 +52,20 @@ float nib_cpu_rms_factor(const struct nib_stream *s, const float *x, float eps, 
     return (float)(1 / sqrt((double)(mean + eps)));
 }
 
-void nib_cpu_angles(const struct nib_rope *rope, int32_t pos, float *angle)
+void nib_cpu_angles(const struct nib_stream *s, const struct nib_rope *rope, int32_t pos, float *angle)
 {
-    int32_t half = rope->n_rot / 2;
-    for (int32_t i = 0; i < half; i++) {
-        float a = (float)pos * rope->freq[i];
-        angle[i] = cosf(a);
-        angle[half + i] = sinf(a);
-    }
+    s->k.rotary_angles(rope->freq, rope->n_rot, (float)pos, angle);
 }
 
-void nib_cpu_rotate(float *x, int32_t d, int32_t n_rot, const float *angle, bool inverse)
+void nib_cpu_rotate(const struct nib_stream *s, float *x, int32_t d, int32_t n_rot, const float *angle, bool inverse)
 {
-    int32_t half = n_rot / 2;
-    float  *pair = x + d - n_rot;
-    for (int32_t i = 0; i < half; i++, pair += 2) {
-        float c = angle[i], sn = inverse ? -angle[half + i] : angle[half + i];
-        float a = pair[0], b = pair[1];
-        pair[0] = a * c - b * sn;
-        pair[1] = a * sn + b * c;
-    }
+    s->k.rotate(x + d - n_rot, n_rot, angle, inverse);
 }
 
-void nib_cpu_hadamard(float *x, int32_t n)
+void nib_cpu_hadamard(const struct nib_stream *s, float *x, int32_t n)
 {
     assert(n > 0 && (n & (n - 1)) == 0);
-    for (int32_t stride = 1; stride < n; stride *= 2)
-        for (int32_t i = 0; i < n; i += 2 * stride)
-            for (int32_t j = i; j < i + stride; j++) {
-                float a = x[j], b = x[j + stride];
-                x[j] = a + b;
-                x[j + stride] = a - b;
-            }
-    float scale = (float)(1 / sqrt((double)n));
-    for (int32_t i = 0; i < n; i++)
-        x[i] *= scale;
+    s->k.hadamard(x, n, (float)(1 / sqrt((double)n)));
 }
 
 /* Parts of a stored row; see enum nib_row_format. */

@@ -7,18 +7,6 @@
 #include <omp.h>
 #include <string.h>
 
-/* Neither NaN nor +Inf and something finite: only then is there a distribution. */
-static bool has_distribution(const float *l, int32_t n)
-{
-    bool finite = false;
-    for (int32_t i = 0; i < n; i++) {
-        if (!(l[i] < INFINITY))
-            return false;
-        finite |= l[i] > -INFINITY;
-    }
-    return finite;
-}
-
 static void penalise(const struct nib_sample_args *a, const struct nib_sample_row *row, float *l)
 {
     for (int32_t i = row->history_start; i < row->history_start + row->history_count; i++) {
@@ -29,14 +17,6 @@ static void penalise(const struct nib_sample_args *a, const struct nib_sample_ro
         if (times > 0)
             *x -= row->presence;
     }
-}
-
-static int32_t argmax(const float *l, int32_t n)
-{
-    int32_t best = 0;
-    for (int32_t i = 1; i < n; i++)
-        best = l[i] > l[best] ? i : best;
-    return best;
 }
 
 /* w = exp((l - top) / temperature), 1 at the top. */
@@ -112,48 +92,60 @@ static void filter(const struct nib_sample_row *row, const float *l, float *w, i
         w[sorted[i] & 0xffffffffu] = 0;
 }
 
-static int32_t draw(const float *w, int32_t n, float uniform)
+enum { DRAW_BLOCK = 256 };
+
+/* The first id at which the sum passes its share of the mass, by whole blocks first; the last one that has any weight where
+ * rounding lets none pass. */
+static int32_t draw(const struct nib_stream *s, const float *w, int32_t n, float uniform)
 {
-    double  mass = 0, sum = 0;
-    int32_t last = 0;
-    for (int32_t i = 0; i < n; i++)
-        mass += (double)w[i];
-    double target = (double)uniform * mass;
-    for (int32_t i = 0; i < n; i++)
-        if (w[i] > 0) {
-            sum += (double)w[i];
-            last = i;
-            if (sum > target)
-                break;
+    double target = (double)uniform * s->k.sum_doubles(w, n), sum = 0;
+    for (int32_t b = 0; b < n; b += DRAW_BLOCK) {
+        const int32_t end = n - b < DRAW_BLOCK ? n : b + DRAW_BLOCK;
+        const double  block = s->k.sum_doubles(w + b, end - b);
+        if (sum + block <= target) {
+            sum += block;
+            continue;
         }
-    return last;
+        for (int32_t i = b; i < end; i++) {
+            sum += (double)w[i];
+            if (w[i] > 0 && sum > target)
+                return i;
+        }
+    }
+    while (n > 1 && !(w[n - 1] > 0))
+        n--;
+    return n - 1;
 }
 
 static void sample_row(const struct nib_stream *s, const struct nib_sample_args *a, struct nib_cpu_thread *th,
                        int32_t r)
 {
     const struct nib_sample_row *row = &a->row[r];
-    const float                 *logits = (const float *)nib_cpu_row(&a->logits, r);
+    const float                 *logits = (const float *)nib_cpu_row(&a->logits, r), *l = logits;
     int32_t                      n = a->logits.cols, token;
-    float                       *l = th->logits, *w = th->weight;
+    float                       *w = th->weight;
     a->token[r] = -1;
     a->logprob[r] = NAN;
-    if (!has_distribution(logits, n))
+    const int32_t best = s->k.largest(logits, n);
+    if (best < 0)
         return;
 
-    float  top = logits[argmax(logits, n)];
-    double mass = 0;
+    float top = logits[best];
     weights_of(s, logits, n, top, 1, w);
-    for (int32_t i = 0; i < n; i++)
-        mass += (double)w[i];
+    const double mass = s->k.sum_doubles(w, n);
 
-    memcpy(l, logits, sizeof(float) * (size_t)n);
-    penalise(a, row, l);
-    token = argmax(l, n);
+    token = best;
+    if (row->history_count > 0) {
+        memcpy(th->logits, logits, sizeof(float) * (size_t)n);
+        penalise(a, row, th->logits);
+        l = th->logits;
+        token = s->k.largest(l, n);
+        token = token < 0 ? best : token; /* a penalty can push even the last finite logit out of range */
+    }
     if (row->temperature >= 1e-5f) {
         weights_of(s, l, n, l[token], row->temperature, w);
         filter(row, l, w, n, th->sort);
-        token = draw(w, n, row->uniform);
+        token = draw(s, w, n, row->uniform);
     }
     a->token[r] = token;
     a->logprob[r] = (float)((double)logits[token] - (double)top - log(mass));

@@ -6,7 +6,6 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/status.h"
 
@@ -145,18 +144,6 @@ static void matrix_pack(const struct nib_stream *s, const struct nib_weight_desc
     }
 }
 
-/* Large weights on large pages where the system has them: a decode step touches every page once. */
-static void *weight_memory(size_t bytes)
-{
-    const size_t large = (size_t)2 << 20;
-    void        *memory = NULL;
-    if (posix_memalign(&memory, bytes >= 2 * large ? large : 64, bytes))
-        return NULL;
-    if (bytes >= 2 * large)
-        (void)madvise(memory, bytes, MADV_HUGEPAGE);
-    return memory;
-}
-
 enum nib_status nib_cpu_weight_pack(struct nib_backend *b, const struct nib_weight_desc *d, struct nib_weight **out,
                                     struct nib_error *err)
 {
@@ -166,7 +153,7 @@ enum nib_status nib_cpu_weight_pack(struct nib_backend *b, const struct nib_weig
     struct sizes       z = sizes_of(d->type, d->n_out, d->n_in);
     size_t             n = (size_t)d->n_stack, bytes = n * (size_t)(z.codes_bytes + z.scales_bytes);
     struct cpu_weight *w = calloc(1, sizeof *w + n * sizeof(float));
-    void              *memory = w ? weight_memory(bytes) : NULL;
+    void              *memory = w ? nib_cpu_memory(bytes) : NULL;
     if (!memory) {
         free(w);
         return nib_error_set(err, NIB_E_MEMORY, "no memory for a weight of %zu bytes", bytes);
