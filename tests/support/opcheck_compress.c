@@ -228,6 +228,7 @@ struct index_select {
     struct nib_rope rope;
     struct oc_store keys;
     bool            scores;
+    struct oc_weight *w; /* --format nvfp4: devices with kernels of their own for such models launch them */
 };
 
 static void run_index(struct oc_run *r, const void *data, int32_t step)
@@ -238,6 +239,8 @@ static void run_index(struct oc_run *r, const void *data, int32_t step)
     struct nib_mat             weight = oc_put_mat(r, &a->weight), scores = {0};
     struct nib_rope            rope = oc_put_rope(r, &a->rope);
     struct nib_store           keys = oc_put_store(r, &a->keys);
+    if (a->w)
+        (void)oc_put_weight(r, a->w);
     int32_t                   *selected = oc_out(r, "selected", OC_I32, n, a->top_k, NULL);
     int32_t                   *n_selected = oc_out(r, "n", OC_I32, n, 1, NULL);
     if (a->scores)
@@ -373,11 +376,19 @@ void oc_check_index_select(struct oc_case *c)
     a.n_scores = pos_end / 4 + 1;
     a.scale = (float)(pow(a.d, -0.5) * pow(a.n_heads, -0.5));
     a.scores = oc_chance(c, 0.5);
-    a.q = oc_mat_new(c, oc_chance(c, 0.3) ? NIB_DTYPE_BF16 : NIB_DTYPE_F32, a.seqs.n_rows, a.n_heads * a.d, 1,
-                     oc_chance(c, 0.1));
+    bool bf16 = oc_chance(c, 0.3);
+    enum nib_row_format format = (enum nib_row_format)formats[c->index % 3];
+    if (c->nvfp4) {
+        a.d = 128;
+        a.scale = (float)(pow(a.d, -0.5) * pow(a.n_heads, -0.5));
+        a.w = oc_weight_new(c, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, 8, 64);
+        format = c->index % 2 ? NIB_ROW_BF16 : NIB_ROW_FP4;
+        bf16 = bf16 || format == NIB_ROW_BF16;
+    }
+    a.q = oc_mat_new(c, bf16 ? NIB_DTYPE_BF16 : NIB_DTYPE_F32, a.seqs.n_rows, a.n_heads * a.d, 1, oc_chance(c, 0.1));
     a.weight = oc_mat_new(c, a.q.dtype, a.seqs.n_rows, a.n_heads, 1, false);
     a.rope = oc_rope_new(c, oc_chance(c, 0.5) ? 64 : 32);
-    a.keys = oc_store_new(c, (enum nib_row_format)formats[c->index % 3], 32, a.seqs.n_pages, a.d, a.rope.n_rot, 1);
+    a.keys = oc_store_new(c, format, 32, a.seqs.n_pages, a.d, a.rope.n_rot, 1);
     if (oc_chance(c, 0.2)) {
         /* Equal keys everywhere: only the order of entries decides. */
         for (int64_t i = 1; i < (int64_t)a.keys.n_pages * 32; i++) {

@@ -25,7 +25,9 @@ groups groups 40 4096
 combine combine 40 0
 attend attend_bf16 168 0
 attend attend_fp8 168 0
-attend attend_nvfp4 168 0'
+attend attend_nvfp4 168 0
+index index_fp4 104 640
+index index_bf16 104 640'
     ;;
 sm120a)
     emitted=120a plan='linear linear_128 232 2048

@@ -7,7 +7,8 @@ program=$1
 if [ "$2" = sm100a ] || [ "$2" = sm120a ]; then
     family=$2
     case $family in
-    sm100a) card=100 kernels='norm linear_one linear_pair place groups swiglu swiglu_act combine pack_scales' ;;
+    sm100a) card=100 kernels='norm linear_one linear_pair place groups swiglu swiglu_act combine pack_scales
+        attend_bf16 attend_fp8 attend_nvfp4 index_fp4 index_bf16' ;;
     sm120a) card=120 kernels='norm decode_8 decode_16 linear_32 linear_128 groups swiglu swiglu_act combine pack' ;;
     esac
     trace=$(mktemp)
@@ -20,10 +21,13 @@ norm 11 3
 linear 1 3
 linear 7 3
 moe 4 2
+attend 5 1
+index_select 7 2
 LIST
     for kernel in $kernels; do
         grep -q "nib_${family}_$kernel <<<" "$trace" || { echo "opcheck.sh: nib_${family}_$kernel was not launched" >&2; exit 1; }
-        # The self-test, which comes first, must see that it does nothing.
+        # The self-test, which comes first, must see that it does nothing. Of the formats one here, all in the long run.
+        case $kernel in attend_fp8 | attend_nvfp4 | index_bf16) [ "$3" = long ] || continue ;; esac
         if NIB_PTXSIM_CARD=$card NIB_PTXSIM_SKIP="nib_${family}_$kernel" "$program" --backend cuda --format nvfp4 --seed 1 --op norm \
             --n 1 >"$trace.skip" 2>&1 || ! grep -q "fails its self-test on this card: $family " "$trace.skip"; then
             cat "$trace.skip" >&2
@@ -43,7 +47,7 @@ if [ "$2" = long ]; then
     for op in linear index_select attend o_a moe; do # within the memory of a card of 12.x
         NIB_PTXSIM_CARD=120 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op $op --n 15 --rows many
     done
-    for op in norm linear moe; do
+    for op in norm linear moe attend index_select; do
         NIB_PTXSIM_CARD=103 NIB_PTXSIM_SEED=$seed NIB_PTXSIM_RESIDENT=2 "$program" --backend cuda --format nvfp4 --seed "$seed" --op $op --n 12
     done
     exit 0

@@ -16,7 +16,7 @@ static const struct rig_attend cases[] = {
     {.format = NIB_ROW_BF16, .n_heads = 64, .n_rows = 1, .n_window = 128, .pos = 300, .o_f32 = true},
     {.format = NIB_ROW_BF16, .n_heads = 7, .n_rows = 2, .n_window = 128, .ratio = 4, .pos = 900, .o_f32 = true,
      .spice = RIG_SHARP},
-    {.format = NIB_ROW_FP8, .n_heads = 66, .n_rows = 2, .n_window = 100, .ratio = 4, .top_k = 90, .pos = 700,
+    {.format = NIB_ROW_FP8, .n_heads = 66, .n_rows = 1, .n_window = 100, .ratio = 4, .top_k = 90, .pos = 700,
      .first_pos = 1},
     {.format = NIB_ROW_NVFP4, .n_heads = 5, .n_rows = 2, .n_window = 128, .ratio = 4, .pos = 600, .o_f32 = true,
      .o_odd = true,

@@ -267,6 +267,16 @@ NIB_INLINE void nib_mma_mx(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, u
             : "memory");
 }
 
+/* d (+)= a b of 64 values of k, E2M1 under UE8M0 scales of 32, by one CTA. */
+NIB_INLINE void nib_mma_mxfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, uint32_t scale_a, uint32_t scale_b,
+                              bool accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+                 "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.block32 [%0], %1, %2, %3, [%4], [%5], p;\n}" ::"r"(d),
+                 "l"(a), "l"(b), "r"(idesc), "r"(scale_a), "r"(scale_b), "r"((uint32_t)accumulate)
+                 : "memory");
+}
+
 /* d (+)= a b of 16 values of k, bf16, by one CTA. */
 NIB_INLINE void nib_mma_half(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, bool accumulate)
 {
@@ -298,6 +308,12 @@ NIB_INLINE uint64_t nib_matrix_sw128(uint32_t address)
     return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 46 | 2ull << 61;
 }
 
+/* K-major rows of 64 bytes under the 64-byte swizzle: groups of 8 rows are 512 bytes apart. */
+NIB_INLINE uint64_t nib_matrix_sw64(uint32_t address)
+{
+    return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | 32ull << 32 | 1ull << 46 | 4ull << 61;
+}
+
 /* Rows of k, 128 bytes of m or n each, under that swizzle: groups of 8 rows are 1024 bytes apart, the next 64 bf16
  * values of m or n `next` bytes. */
 NIB_INLINE uint64_t nib_matrix_along(uint32_t address, uint32_t next)
@@ -322,6 +338,12 @@ NIB_INLINE constexpr uint32_t nib_instruction_half(int m, int n, bool a_along_m,
 {
     return 1u << 4 | 1u << 7 | 1u << 10 | (uint32_t)a_along_m << 15 | (uint32_t)b_along_n << 16 |
            (uint32_t)(n >> 3) << 17 | (uint32_t)(m >> 4) << 24;
+}
+
+/* E2M1 times E2M1 with UE8M0 scales of 32 values in bytes `id` (0 or 2) and the next of their words, dense, K-major. */
+NIB_INLINE constexpr uint32_t nib_instruction_mxfp4(int m, int n, uint32_t id)
+{
+    return id << 4 | 1u << 7 | 1u << 10 | (uint32_t)(n >> 3) << 17 | 1u << 23 | (uint32_t)(m >> 7) << 27 | id << 29;
 }
 
 /* E2M1 times E2M1 with UE4M3 scales, dense, K-major. */

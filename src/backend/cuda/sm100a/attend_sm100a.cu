@@ -331,27 +331,25 @@ template <int format> NIB_DEVICE uint32_t sums_of(uint32_t tmem, int pair, int w
     return tmem + (uint32_t)((pair + rotary) * kHeads) + ((uint32_t)warp << 21);
 }
 
-/* Scores of this thread's row in powers of two; -inf where there is no row. */
+/* Half of the scores of this thread's row, in powers of two; -inf where there is no row. Read once for the maxima and
+ * once for each set of weights, as 64 would take registers from what loads rows. */
 template <int format>
-NIB_DEVICE void read_scores(const struct work &w, uint32_t tmem, int warp, bool there, float g, float s[kHeads])
+NIB_DEVICE void read_scores(const struct work &w, uint32_t tmem, int half, bool there, float g, float s[32])
 {
-    float unit = w.a->scale * kLog2E;
+    float    unit = w.a->scale * kLog2E;
+    uint32_t r[32], x[32];
+    nib_tmem_load32(tmem + kScores + half * 32, r);
+    nib_tmem_wait_load(r);
+    if (format == NIB_ROW_NVFP4) {
+        nib_tmem_load32(tmem + kRotaryScores + half * 32, x);
+        nib_tmem_wait_load(x);
+    }
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint32_t r[32], x[32];
-        nib_tmem_load32(tmem + kScores + half * 32 + ((uint32_t)warp << 21), r);
-        nib_tmem_wait_load(r);
-        if (format == NIB_ROW_NVFP4) {
-            nib_tmem_load32(tmem + kRotaryScores + half * 32 + ((uint32_t)warp << 21), x);
-            nib_tmem_wait_load(x);
-        }
-#pragma unroll
-        for (int i = 0; i < 32; i++) {
-            float v = __uint_as_float(r[i]);
-            if (format == NIB_ROW_NVFP4)
-                v = v * g + __uint_as_float(x[i]);
-            s[half * 32 + i] = there ? v * unit : -INFINITY;
-        }
+    for (int i = 0; i < 32; i++) {
+        float v = __uint_as_float(r[i]);
+        if (format == NIB_ROW_NVFP4)
+            v = v * g + __uint_as_float(x[i]);
+        s[i] = there ? v * unit : -INFINITY;
     }
 }
 
@@ -362,16 +360,16 @@ struct running {
 
 /* Raises maxima, alike in all four warps; what older sums are multiplied by goes to shared memory. True if it
  * matters. */
-NIB_DEVICE bool raise_peaks(struct shared *m, float s[kHeads], int warp, int lane, struct running *run)
+template <int format>
+NIB_DEVICE bool raise_peaks(const struct work &w, struct shared *m, uint32_t tmem, int warp, int lane, bool there,
+                            float g, struct running *run)
 {
     float fade[2];
-#pragma unroll
+#pragma unroll 1
     for (int half = 0; half < 2; half++) {
-        float v[32];
-#pragma unroll
-        for (int i = 0; i < 32; i++)
-            v[i] = s[half * 32 + i];
-        m->most[warp][half * 32 + lane] = across<false>(v, lane);
+        float s[32];
+        read_scores<format>(w, tmem, half, there, g, s);
+        m->most[warp][half * 32 + lane] = across<false>(s, lane);
     }
     weighers_sync();
 #pragma unroll
@@ -409,27 +407,35 @@ template <int format> NIB_DEVICE void scale_sums(const struct shared *m, uint32_
     nib_tmem_wait_store();
 }
 
-NIB_DEVICE void make_weights(const struct shared *m, float s[kHeads])
+/* Weights of the row times `by`, as two bf16 parts, to where products read them; sum: whether they count. */
+template <int format>
+NIB_DEVICE void put_weights(const struct work &w, struct shared *m, uint32_t tmem, int row, bool there, float g,
+                            float by, bool sum, struct running *run)
 {
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+        float s[32];
+        read_scores<format>(w, tmem, half, there, g, s);
 #pragma unroll
-    for (int h = 0; h < kHeads; h++)
-        s[h] = s[h] == -INFINITY ? 0 : exp2f(s[h] - m->peak[h]); /* NaN passes */
-}
-
-/* Weights of the row times `by`, as two bf16 parts, to where products read them. */
-NIB_DEVICE void put_weights(struct shared *m, int row, const float s[kHeads], float by)
-{
+        for (int i = 0; i < 32; i++)
+            s[i] = s[i] == -INFINITY ? 0 : exp2f(s[i] - m->peak[half * 32 + i]); /* NaN passes */
 #pragma unroll
-    for (int u = 0; u < kHeads / 8; u++) {
-        uint32_t high[4], low[4];
+        for (int u = 0; u < 4; u++) {
+            uint32_t high[4], low[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float v0 = s[u * 8 + 2 * i] * by, v1 = s[u * 8 + 2 * i + 1] * by;
-            high[i] = nib_pack_bf16x2(v0, v1);
-            low[i] = nib_pack_bf16x2(v0 - nib_bf16_value(high[i] & 0xffffu), v1 - nib_bf16_value(high[i] >> 16));
+            for (int i = 0; i < 4; i++) {
+                float v0 = s[u * 8 + 2 * i] * by, v1 = s[u * 8 + 2 * i + 1] * by;
+                high[i] = nib_pack_bf16x2(v0, v1);
+                low[i] = nib_pack_bf16x2(v0 - nib_bf16_value(high[i] & 0xffffu), v1 - nib_bf16_value(high[i] >> 16));
+            }
+            *unit_of(m->p[0], row, half * 4 + u) = make_uint4(high[0], high[1], high[2], high[3]);
+            *unit_of(m->p[1], row, half * 4 + u) = make_uint4(low[0], low[1], low[2], low[3]);
         }
-        *unit_of(m->p[0], row, u) = make_uint4(high[0], high[1], high[2], high[3]);
-        *unit_of(m->p[1], row, u) = make_uint4(low[0], low[1], low[2], low[3]);
+        if (sum) {
+            float total = across<true>(s, row % 32);
+            run->total[0] += half == 0 ? total : 0;
+            run->total[1] += half == 1 ? total : 0;
+        }
     }
 }
 
@@ -452,27 +458,24 @@ template <int format>
 NIB_DEVICE void weigh_tiles(const struct work &w, struct shared *m, uint32_t tmem, int warp, int lane,
                             struct running *run)
 {
-    int   row = warp * 32 + lane;
-    float g = format == NIB_ROW_NVFP4 ? row_scale(row_of(w, w.begin + row)) : 1, s[kHeads];
+    int      row = warp * 32 + lane;
+    uint32_t own = tmem + ((uint32_t)warp << 21); /* this warp's lanes */
+    float    g = format == NIB_ROW_NVFP4 ? row_scale(row_of(w, w.begin + row)) : 1;
     for (int32_t base = w.begin, i = 0; base < w.end; base += kTile, i++) {
+        bool  there = base + row < w.end;
         float next = format == NIB_ROW_NVFP4 ? row_scale(row_of(w, base + kTile + row)) : 1;
         nib_mbar_wait(at(&m->bar.scored), (uint32_t)i & 1u); /* and with them the sums of the tile before */
         nib_tcgen05_after_sync();
-        read_scores<format>(w, tmem, warp, base + row < w.end, g, s);
-        bool grown = raise_peaks(m, s, warp, lane, run);
-        make_weights(m, s);
+        bool grown = raise_peaks<format>(w, m, own, warp, lane, there, g, run);
         if (i > 0 && grown)
             scale_sums<format>(m, tmem, warp);
-        put_weights(m, row, s, g);
+        put_weights<format>(w, m, own, row, there, g, g, true, run);
         hand_over(m, lane);
         if (format == NIB_ROW_NVFP4) {
             nib_mbar_wait(at(&m->bar.turn), (uint32_t)i & 1u);
-            put_weights(m, row, s, 1);
+            put_weights<format>(w, m, own, row, there, g, 1, false, run);
             hand_over(m, lane);
         }
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            run->total[half] += across<true>(s + half * 32, lane);
         g = next;
     }
     if (w.begin < w.end) {

@@ -1,6 +1,6 @@
 /* The sm_100a family (blackwell/table_blackwell.h): launches of the kernels in this folder. Rows' codes are multiplied
  * where they are, their scales first placed in the tensor core's layout; experts' rows are gathered. */
-#include "backend/cuda/blackwell/table_blackwell.h"
+#include "backend/cuda/sm100a/ops_sm100a.h"
 #include "backend/cuda/sm100a/sm100a.h"
 
 #include <string.h>
@@ -212,4 +212,7 @@ const struct nib_blackwell_family nib_blackwell_sm100a = {
     .multiply = multiply,
     .products = products,
     .scale_offset = nib_sm100a_scale_offset,
+    .selftest = nib_sm100a_selftest,
+    .index_select = nib_sm100a_index_select,
+    .attend = nib_sm100a_attend,
 };

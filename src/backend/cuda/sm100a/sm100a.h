@@ -127,12 +127,30 @@ struct nib_sm100a_place_args {
 #define NIB_SM100A_ATTEND_BLOCKS 8    /* of a cluster, which share a row in the kernels for few rows */
 
 /* Passed by value to nib_sm100a_attend_bf16, _fp8 and _nvfp4, by the format of both stores: struct nib_attend_args for
- * bf16 q and head_dim 512 with 64 rotary channels; stores and q 16-byte aligned. Row y of the grid is row first + y; x:
- * groups of heads. few: NIB_SM100A_ATTEND_BLOCKS times as many blocks along x, that many a cluster, share a row. */
+ * bf16 q and head_dim 512 with 64 rotary channels; stores and q 16-byte aligned. Row y of the grid is row first + y;
+ * x: groups of heads. few: NIB_SM100A_ATTEND_BLOCKS times as many blocks along x, that many a cluster, share a row. */
 struct nib_sm100a_attend_args {
     struct nib_attend_args a; /* without rows */
     struct nib_rows        rows;
     int32_t                first, few;
+};
+
+/* ---- Index scores ---- */
+
+#define NIB_SM100A_INDEX_THREADS 288
+#define NIB_SM100A_INDEX_ENTRIES 128   /* that a block takes at once */
+#define NIB_SM100A_INDEX_FP4_SHARED 47104 /* bytes, dynamic */
+#define NIB_SM100A_INDEX_BF16_SHARED 100352
+
+/* Passed by value to nib_sm100a_index_fp4 and _bf16, by the format of the keys: scores of struct nib_index_select_args
+ * for dim 128 and up to 128 heads, with queries already in the keys' form (BF16 keys: bf16). Row y of the grid is row
+ * first + y, whose scores go to score + y * score_stride; blocks along x share its entries. */
+struct nib_sm100a_index_args {
+    struct nib_index_select_args a; /* without rows */
+    struct nib_rows              rows;
+    float                       *score;
+    int64_t                      score_stride;
+    int32_t                      first;
 };
 
 /* ---- Packing of weights ---- */

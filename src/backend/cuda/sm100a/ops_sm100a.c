@@ -1,0 +1,95 @@
+/* Whole ops of the sm_100a family: attention, and the indexer's scores, from which any/ takes the largest. */
+#include "backend/cuda/sm100a/ops_sm100a.h"
+#include "backend/cuda/sm100a/sm100a.h"
+
+/* Host handles of the kernels. */
+void nib_sm100a_attend_bf16(const struct nib_sm100a_attend_args a);
+void nib_sm100a_attend_fp8(const struct nib_sm100a_attend_args a);
+void nib_sm100a_attend_nvfp4(const struct nib_sm100a_attend_args a);
+void nib_sm100a_index_fp4(const struct nib_sm100a_index_args a);
+void nib_sm100a_index_bf16(const struct nib_sm100a_index_args a);
+
+enum {
+    GRID_Y_MOST = 32768,
+    /* Attended rows up to which eight blocks take a row by themselves: four tiles each. For more, any/ spreads a row
+     * over up to 160. */
+    FEW_MOST = 4 * 128 * NIB_SM100A_ATTEND_BLOCKS,
+    INDEX_DIM = 128,
+    INDEX_HEADS_MOST = 128,
+    TAKE_MOST = 8 * 1024 * 32 /* entries that nib_cuda_index_take() can take from */
+};
+
+/* ---- Attention ---- */
+
+bool nib_sm100a_attend_takes(const struct nib_attend_args *a)
+{
+    /* 16 bytes of a row, or 8 of an FP8 one, are one access. */
+    int64_t align = a->window.format == NIB_ROW_FP8 ? 8 : 16;
+    return nib_cuda_attend_mma_takes(a) && a->window.row_bytes % align == 0 &&
+           (a->ratio == 0 || a->entries.row_bytes % align == 0);
+}
+
+enum nib_status nib_sm100a_attend_launch(struct nib_stream *s, const struct nib_attend_args *a, bool few)
+{
+    const void *kernel = a->window.format == NIB_ROW_FP8     ? (const void *)nib_sm100a_attend_fp8
+                         : a->window.format == NIB_ROW_NVFP4 ? (const void *)nib_sm100a_attend_nvfp4
+                                                             : (const void *)nib_sm100a_attend_bf16;
+    unsigned    cluster = few ? NIB_SM100A_ATTEND_BLOCKS : 1,
+             groups = (unsigned)(a->n_heads + NIB_SM100A_ATTEND_HEADS - 1) / NIB_SM100A_ATTEND_HEADS;
+    int32_t n_rows = a->rows->n_rows;
+    for (int32_t first = 0; first < n_rows; first += GRID_Y_MOST) {
+        struct nib_sm100a_attend_args args = {*a, *a->rows, first, few};
+        dim3 grid = {groups * cluster, (unsigned)(n_rows - first < GRID_Y_MOST ? n_rows - first : GRID_Y_MOST), 1};
+        NIB_TRY(nib_blackwell_launch(s, kernel, grid, NIB_SM100A_ATTEND_THREADS, cluster, NIB_SM100A_ATTEND_SHARED,
+                                     &args, "attend"));
+    }
+    return NIB_OK;
+}
+
+enum nib_status nib_sm100a_attend(struct nib_stream *s, const struct nib_attend_args *a)
+{
+    bool    few = a->rows->n_rows <= NIB_CUDA_ATTEND_FEW;
+    int64_t most = a->n_window + (a->ratio == 0 ? 0 : a->selected ? a->top_k : s->dims.n_ctx_max / a->ratio);
+    if (!s->blackwell.on || !nib_sm100a_attend_takes(a) || (few && most > FEW_MOST))
+        return nib_cuda_attend(s, a);
+    return nib_sm100a_attend_launch(s, a, few);
+}
+
+/* ---- Index scores ---- */
+
+static bool index_takes(const struct nib_index_select_args *a)
+{
+    bool fp4 = a->keys.format == NIB_ROW_FP4,
+         bf16 = a->keys.format == NIB_ROW_BF16 && a->q.dtype == NIB_DTYPE_BF16;
+    return (fp4 || bf16) && a->dim == INDEX_DIM && a->n_heads <= INDEX_HEADS_MOST &&
+           (uintptr_t)a->keys.base % 16 == 0 && a->keys.row_bytes % (fp4 ? 4 : 16) == 0;
+}
+
+enum nib_status nib_sm100a_index_scores(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first,
+                                        int32_t n, int64_t n_entries, float *score, int64_t stride)
+{
+    bool    fp4 = a->keys.format == NIB_ROW_FP4;
+    int64_t blocks = (n_entries + NIB_SM100A_INDEX_ENTRIES - 1) / NIB_SM100A_INDEX_ENTRIES,
+            most = 4 * (int64_t)s->n_sms / n + 1; /* two at a time on a multiprocessor */
+    struct nib_sm100a_index_args args = {*a, *a->rows, score, stride, first};
+    dim3                         grid = {(unsigned)(blocks < most ? blocks : most), (unsigned)n, 1};
+    return nib_blackwell_launch(
+        s, fp4 ? (const void *)nib_sm100a_index_fp4 : (const void *)nib_sm100a_index_bf16, grid,
+        NIB_SM100A_INDEX_THREADS, 1, fp4 ? NIB_SM100A_INDEX_FP4_SHARED : NIB_SM100A_INDEX_BF16_SHARED, &args,
+        "index scores");
+}
+
+enum nib_status nib_sm100a_index_select(struct nib_stream *s, const struct nib_index_select_args *a)
+{
+    int64_t n_entries = s->dims.n_ctx_max / a->ratio + 1, fit = (int64_t)s->n_score_rows * s->n_entries_max / n_entries;
+    if (!s->blackwell.on || !index_takes(a) || n_entries - 1 > TAKE_MOST)
+        return nib_cuda_index_select(s, a);
+    fit = fit < 1 ? 1 : fit > GRID_Y_MOST ? GRID_Y_MOST : fit;
+    for (int32_t first = 0, n; first < a->rows->n_rows; first += n) {
+        n = a->rows->n_rows - first < fit ? a->rows->n_rows - first : (int32_t)fit;
+        nib_cuda_index_query(s, a, first, n);
+        NIB_TRY(nib_sm100a_index_scores(s, a, first, n, n_entries, s->score, n_entries));
+        (void)nib_cuda_index_take(s, a, first, n, n_entries);
+    }
+    return nib_cuda_check(s, cudaGetLastError(), "index_select");
+}
