@@ -264,7 +264,8 @@ struct nib_index_select_args {
 /* o[h] = sum_j p_j * row_j over window rows max(first_pos, pos-window+1)..pos then compressed entries, with
  * p = softmax over { scale * dot(q[h], row_j) } and the sink logit sink[h] (which has no row); o is then rotated
  * back (angle of the query's position, negative sine).
- * ratio 0: window only. selected == NULL: all entries below (pos + 1) / ratio; else the listed ones. */
+ * ratio 0: window only. selected == NULL: all entries below (pos + 1) / ratio; else the listed ones.
+ * bf16 queries: a device may round exp(score - some maximum) to bf16 before it multiplies a row, as the release does. */
 struct nib_attend_args {
     struct nib_mat         q;    /* [n_rows, n_heads * head_dim], normed and rotated */
     const float           *sink; /* [n_heads] */

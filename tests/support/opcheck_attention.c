@@ -250,12 +250,14 @@ static int32_t attended(const struct attend *a, int32_t t, const double **row)
 }
 
 /* o of one head in double, and its error. An error e_j of score j moves p_j by p_j (e_j + sum p e), to first order;
- * sums of n terms in ascending order round n times, and each rescaling by a running maximum once more. */
+ * sums of n terms in ascending order round n times, and each rescaling by a running maximum once more. With bf16 queries
+ * a device may round each weight to bf16 once before it multiplies a row: 2^-8 of it. */
 static void own_attend(struct oc_case *c, const struct attend *a, int32_t t, int32_t h, double *o, double *err)
 {
     const double **row = oc_new(c, sizeof *row * 1024);
     double *score = oc_new(c, 8 * 1024), *score_err = oc_new(c, 8 * 1024), most = (double)a->sink[h], sum, mean_err = 0;
     const double  *q = a->q.value + (int64_t)t * a->q.cols + h * a->d;
+    const double   weight_err = a->dtype == NIB_DTYPE_BF16 ? 0x1p-8 : 0;
     int32_t        n = attended(a, t, row);
     for (int32_t j = 0; j < n; j++) {
         double dot = 0, mag = 0;
@@ -282,7 +284,7 @@ static void own_attend(struct oc_case *c, const struct attend *a, int32_t t, int
         for (int32_t j = 0; j < n; j++) {
             double v = score[j] / sum * row[j][i];
             o[i] += v;
-            err[i] += fabs(v) * (1.1 * (score_err[j] + mean_err) + (2 * n + 20) * OC_U);
+            err[i] += fabs(v) * (1.1 * (score_err[j] + mean_err) + (2 * n + 20) * OC_U + weight_err);
         }
         /* First order is not enough where scores are uncertain by more than a little. */
         if (mean_err > 0.05)

@@ -8,7 +8,8 @@
 extern "C" {
 #endif
 
-/* Many bf16 rows on Hopper (sm90a/attend_sm90a.cu); false, and nothing done, for what it does not take. */
+/* bf16 queries over BF16 or FP8 rows on Hopper (sm90a/attend_sm90a.cu); false, and nothing done, for what it does not
+ * take. */
 bool nib_cuda_attend_wide(struct nib_stream *s, const struct nib_attend_args *a);
 
 #ifdef __cplusplus

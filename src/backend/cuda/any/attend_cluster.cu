@@ -1,11 +1,11 @@
 /* Attention of few rows: eight blocks, a cluster, share what one query row and 32 of its heads attend to, and add up in
- * each other's shared memory. Numbers as in attend_mma.cu: bf16 products with fp32 sums, weights as two bf16 parts.
+ * each other's shared memory. Numbers as in attend_mma.cu: bf16 products with fp32 sums.
  *
  * A block takes an eighth of the attended rows, at least 16, as few tiles of up to 80 rows. What would wait on memory
  * is spread over the threads: first every row's address, then all rows and the query at once. At 640 rows each block
  * has one tile, and a step of one sequence keeps 8 * 64 / 32 = 16 multiprocessors busy, one of eight sequences 128.
  *
- * Shared memory: query 33 KB, rows 83 KB, weights 22 KB (NVFP4), scores 10 KB; the sums of 32 heads, 65 KB, take the
+ * Shared memory: query 33 KB, rows 83 KB, weights 11 KB (NVFP4), scores 10 KB; the sums of 32 heads, 65 KB, take the
  * place of query and rows. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/attended.cuh"
@@ -27,7 +27,7 @@ struct shared {
         } in;
         float o[kHeads][kD];
     };
-    uint16_t       p[2][2][kHeads][kPHalves]; /* [scaled by the row scale][part] */
+    uint16_t       p[2][kHeads][kPHalves]; /* [scaled by the row scale] */
     float          s[kHeads][kSFloats];
     float          most[kHeads], total[kHeads], fade[kHeads], row_scale[kTile];
     const uint8_t *row[kTile];
@@ -118,13 +118,6 @@ template <int format> NIB_DEVICE void score_rows(struct shared *m, float scale, 
         }
 }
 
-NIB_DEVICE void put_parts(uint16_t p[2][kHeads][kPHalves], int h, int r, float v)
-{
-    uint16_t high = nib_bf16_code(v);
-    p[0][h][r] = high;
-    p[1][h][r] = nib_bf16_code(v - nib_bf16_value(high));
-}
-
 /* Eight threads a head: the running maximum, weights of the tile, how much older sums fade. */
 template <int format> NIB_DEVICE void weigh_rows(struct shared *m, int32_t n)
 {
@@ -143,9 +136,9 @@ template <int format> NIB_DEVICE void weigh_rows(struct shared *m, int32_t n)
         float p = v[i] == -INFINITY ? 0 : expf(v[i] - top); /* NaN passes */
         sum += p;
         if (r < end) {
-            put_parts(m->p[0], h, r, p);
+            m->p[0][h][r] = nib_bf16_code(p);
             if (format == NIB_ROW_NVFP4)
-                put_parts(m->p[1], h, r, p * m->row_scale[r]);
+                m->p[1][h][r] = nib_bf16_code(p * m->row_scale[r]);
         }
     }
     for (int i = 1; i < 8; i *= 2)
@@ -171,22 +164,17 @@ template <int format> NIB_DEVICE void add_rows(struct shared *m, int32_t n, floa
         o[nt][3] *= high;
     }
     for (int k = 0; k < n; k += 16) {
-        uint32_t a[2][4], plain[2][4];
-        for (int part = 0; part < 2; part++) {
-            nib_ldmatrix_x4(a[part], &m->p[format == NIB_ROW_NVFP4][part][h + lane % 16][k + lane / 16 * 8]);
-            if (format == NIB_ROW_NVFP4)
-                nib_ldmatrix_x4(plain[part], &m->p[0][part][h + lane % 16][k + lane / 16 * 8]);
-        }
+        uint32_t a[4], plain[4];
+        nib_ldmatrix_x4(a, &m->p[format == NIB_ROW_NVFP4][h + lane % 16][k + lane / 16 * 8]);
+        if (format == NIB_ROW_NVFP4)
+            nib_ldmatrix_x4(plain, &m->p[0][h + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
         for (int nt = 0; nt < kChannels / 8; nt += 2) {
             uint32_t b[4];
             bool     rotary = format == NIB_ROW_NVFP4 && c0 + nt * 8 >= kNope;
             nib_ldmatrix_x4_trans(b, &m->in.kv[k + lane % 16][c0 + nt * 8 + lane / 16 * 8]);
-#pragma unroll
-            for (int part = 0; part < 2; part++) {
-                nib_mma_bf16(o[nt], rotary ? plain[part] : a[part], b[0], b[1]);
-                nib_mma_bf16(o[nt + 1], rotary ? plain[part] : a[part], b[2], b[3]);
-            }
+            nib_mma_bf16(o[nt], rotary ? plain : a, b[0], b[1]);
+            nib_mma_bf16(o[nt + 1], rotary ? plain : a, b[2], b[3]);
         }
     }
 }

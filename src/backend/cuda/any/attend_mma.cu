@@ -2,12 +2,11 @@
  *
  * A block takes one query row, 64 heads and a span of the attended rows; it walks the span 32 rows at a time. Rows come
  * from their pages decoded to bf16 in shared memory, once for all 64 heads. Every decoded value is exact: NVFP4 rows
- * leave their row scale out, which multiplies scores and weights instead. Weights p enter the second product as two
- * bf16 parts, so both products are as good as fp32. Spans hold 64 rows at decode, so that one query fills many
+ * leave their row scale out, which multiplies scores and weights instead. Weights enter the second product as bf16,
+ * as in the release. Spans hold 64 rows at decode, so that one query fills many
  * multiprocessors; a second kernel adds the spans of a query in order, with the sink, and rotates the result back.
  *
- * Bytes: each attended row once per 64 heads. Work: 4 * 512 multiply-adds per head and row, half of it again for the
- * second part of p. */
+ * Bytes: each attended row once per 64 heads. Work: 2 * 512 multiply-adds per head and row. */
 #include "backend/cuda/attend_cuda.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/attended.cuh"
@@ -22,7 +21,7 @@ constexpr int kPartFloats = kD + 2; /* a head's partial sum, its maximum and its
 struct shared {
     uint16_t q[kHeads][kRowHalves];
     uint16_t kv[kTile][kRowHalves];
-    uint16_t p[2][2][kHeads][kPHalves]; /* [scaled by the row scale][part] */
+    uint16_t p[2][kHeads][kPHalves]; /* [scaled by the row scale] */
     float    s[kHeads][kTile + 1];
     float    most[kHeads], total[kHeads], fade[kHeads], row_scale[kTile];
 };
@@ -85,13 +84,6 @@ template <int format> NIB_DEVICE void score_tile(struct shared *m, float scale, 
         }
 }
 
-NIB_DEVICE void put_parts(uint16_t p[2][kHeads][kPHalves], int h, int r, float v)
-{
-    uint16_t high = nib_bf16_code(v);
-    p[0][h][r] = high;
-    p[1][h][r] = nib_bf16_code(v - nib_bf16_value(high));
-}
-
 /* Four threads a head: the running maximum, weights of the tile, how much older sums fade. */
 template <int format> NIB_DEVICE void weigh_tile(struct shared *m)
 {
@@ -106,9 +98,9 @@ template <int format> NIB_DEVICE void weigh_tile(struct shared *m)
         int   r = part * (kTile / 4) + i;
         float v = m->s[h][r], p = v == -INFINITY ? 0 : expf(v - top); /* NaN passes */
         sum += p;
-        put_parts(m->p[0], h, r, p);
+        m->p[0][h][r] = nib_bf16_code(p);
         if (format == NIB_ROW_NVFP4)
-            put_parts(m->p[1], h, r, p * m->row_scale[r]);
+            m->p[1][h][r] = nib_bf16_code(p * m->row_scale[r]);
     }
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
@@ -133,27 +125,17 @@ template <int format> NIB_DEVICE void add_tile(struct shared *m, float o[32][4])
         o[nt][3] *= high;
     }
     for (int k = 0; k < kTile; k += 16) {
-        uint32_t a[2][4], plain[2][4];
-        for (int part = 0; part < 2; part++) {
-            nib_ldmatrix_x4(a[part], &m->p[format == NIB_ROW_NVFP4][part][h + lane % 16][k + lane / 16 * 8]);
-            if (format == NIB_ROW_NVFP4)
-                nib_ldmatrix_x4(plain[part], &m->p[0][part][h + lane % 16][k + lane / 16 * 8]);
-        }
+        uint32_t a[4], plain[4];
+        nib_ldmatrix_x4(a, &m->p[format == NIB_ROW_NVFP4][h + lane % 16][k + lane / 16 * 8]);
+        if (format == NIB_ROW_NVFP4)
+            nib_ldmatrix_x4(plain, &m->p[0][h + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
         for (int nt = 0; nt < 32; nt += 2) {
             uint32_t b[4];
             bool     rotary = format == NIB_ROW_NVFP4 && c0 + nt * 8 >= kNope;
             nib_ldmatrix_x4_trans(b, &m->kv[k + lane % 16][c0 + nt * 8 + lane / 16 * 8]);
-#pragma unroll
-            for (int part = 0; part < 2; part++) {
-                if (rotary) {
-                    nib_mma_bf16(o[nt], plain[part], b[0], b[1]);
-                    nib_mma_bf16(o[nt + 1], plain[part], b[2], b[3]);
-                } else {
-                    nib_mma_bf16(o[nt], a[part], b[0], b[1]);
-                    nib_mma_bf16(o[nt + 1], a[part], b[2], b[3]);
-                }
-            }
+            nib_mma_bf16(o[nt], rotary ? plain : a, b[0], b[1]);
+            nib_mma_bf16(o[nt + 1], rotary ? plain : a, b[2], b[3]);
         }
     }
 }
@@ -292,12 +274,12 @@ enum nib_status nib_cuda_attend_mma(struct nib_stream *s, const struct nib_atten
 {
     int32_t n, n_rows = a->rows->n_rows;
     bool    few = n_rows <= NIB_CUDA_ATTEND_FEW;
-    if (few && nib_cuda_attend_cluster(s, a))
-        return nib_cuda_check(s, cudaGetLastError(), "attend");
 #ifdef NIB_CUDA_SM90A
-    if (!few && nib_cuda_attend_wide(s, a))
+    if (nib_cuda_attend_wide(s, a))
         return nib_cuda_check(s, cudaGetLastError(), "attend");
 #endif
+    if (few && nib_cuda_attend_cluster(s, a))
+        return nib_cuda_check(s, cudaGetLastError(), "attend");
     struct spans sp = spans_for(s, a, !few);
     int64_t      fit = s->n_attend_max / (nib_cuda_attend_part_floats(a->n_heads) * sp.n_spans);
     fit = fit < 1 ? 1 : fit > 32768 ? 32768 : fit;

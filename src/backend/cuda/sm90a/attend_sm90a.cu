@@ -1,44 +1,27 @@
-/* Attention of many rows on Hopper's wgmma: bf16 queries of 64 heads of 512 channels over BF16 or FP8 rows.
+/* Attention on Hopper's wgmma: bf16 queries of 64 heads of 512 channels over BF16 or FP8 rows.
  *
- * A block takes one query row and 64 heads, which are the M of its products, and all that the row attends to, 64 rows
- * at a time. A warpgroup brings rows from their pages into shared memory (FP8 decoded on the way, exactly), two tiles
- * deep, each row once for both products: as the K-major operand of the scores and, read along its channels, as the
- * operand of the sums. Of the other two warpgroups each scores half of a tile and adds up half of the channels; weights
- * pass from one to the other through shared memory, as two bf16 parts, so that both products are as good as fp32.
+ * A block takes one query row and 64 heads, which are the M of its products, and walks what the row attends to in pairs
+ * of tiles of 64 rows. Each row is brought into shared memory once for both products: as the K-major operand of the
+ * scores and, read along its channels, as the operand of the sums. Two warpgroups work in turns, so that one's products
+ * run while the other makes weights of scores: the first scores the first tile of a pair, the second the second one,
+ * and each adds up one side, 256 channels, of both. Warps of the same number hold the same heads in both groups; they
+ * hand over weights and maxima through shared memory, lane by lane. A third warpgroup brings rows, a side of a tile as
+ * soon as its place is free. Weights are bf16, as in the release; scores and sums are fp32.
  *
- * Counts for a tile: scores 64 * 64 * 512 multiply-adds, sums twice that for the two parts; 64 KB from L2. With 2048
- * multiply-adds a clock that is 3072 clocks, of which the scores' reading of the query from shared memory costs 512
- * more: at 1.75 GHz and 132 blocks 500 TFLOP/s counted without the second part, before what the weights in between
- * cost.
+ * Many rows: a block a multiprocessor takes one after the other, and the next one's query and rows come while the last
+ * one is finished. Fewer: a cluster of two blocks shares a row's tiles, or of eight, which add up in each other's
+ * shared memory.
  *
- * Registers: 128 of sums and 16 of scores a thread, 224 for these warpgroups and 56 for the third. Shared memory: query
- * 64 KB, tiles 128 KB, weights 18 KB. */
+ * Counts for a pair: 4 * 2 * 64 * 64 * 512 multiply-adds, 4096 clocks at 2048 a clock; 128 KB from L2.
+ *
+ * Registers: 128 of sums, 32 of scores and 32 of weights a thread, 216 for these warpgroups and 72 for the third: in
+ * sum no more than the 168 a thread that the block has at entry. Shared memory: query 64 KB, tiles 128 KB, weights 16 KB. */
 #include "backend/cuda/attend_cuda.h"
-#include "backend/cuda/device/attended.cuh"
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/sm90a/attend_feed.cuh"
 #include "backend/cuda/sm90a/wgmma.cuh"
 
-constexpr int kD = kAttendDim, kNope = kAttendNope, kRot = kAttendRot;
-constexpr int kHeads = 64, kTile = 64, kHalf = kTile / 2, kStages = 2, kConsumers = 256, kThreads = kConsumers + 128;
-constexpr int kChunk = 64, kChunks = kD / kChunk; /* channels that stand together: a row of 128 bytes */
-constexpr int kPHalves = kTile + 8;
-
-struct shared {
-    uint16_t q[kChunks][kHeads][kChunk];
-    uint16_t kv[kStages][kChunks][kTile][kChunk];
-    uint16_t p[2][kHeads][kPHalves];
-    float    most[2][kHeads], total[2][kHeads]; /* of each warpgroup's half */
-    float    angle[kRot];
-    uint64_t full[kStages], empty[kStages];
-};
-constexpr int kAlign = 1024; /* of what wgmma reads with a swizzle of 128 bytes */
-static_assert(sizeof(struct shared) + kAlign <= 227 * 1024, "a block's memory must fit");
-
-/* Where the eight channels `unit` of a row stand: units of 16 bytes change places with the row. */
-NIB_DEVICE uint4 *unit_of(uint16_t (*tile)[kTile][kChunk], int row, int unit)
-{
-    return (uint4 *)&tile[unit / 8][row][(unit % 8 ^ row % 8) * 8];
-}
+constexpr int kFew = 8; /* blocks of a row where there are few */
 
 /* ---- Products ---- */
 
@@ -50,334 +33,461 @@ NIB_DEVICE uint64_t descriptor(const void *p, uint32_t next)
            (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-NIB_DEVICE void product_scores(float (&d)[16], uint64_t a, uint64_t b)
+#define F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define F16(i) F4(i), F4(i + 4), F4(i + 8), F4(i + 12)
+NIB_DEVICE void product_scores(float (&d)[32], uint64_t a, uint64_t b)
 {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, 1, 1, 1, 0, 0;"
+                 : F16(0), F16(16)
                  : "l"(a), "l"(b));
 }
+#undef F4
+#undef F16
 
-/* Keeps the compiler from reading or moving sums before the wait in front of it. */
-template <int n> NIB_DEVICE void settled(float (&d)[n])
+/* Scores of tile number c. */
+NIB_DEVICE void score(struct shared *m, uint32_t c, float (&s)[32])
 {
 #pragma unroll
-    for (int i = 0; i < n; i++)
-        asm volatile("" : "+f"(d[i])::"memory");
-}
-
-/* The two warps that hold the same heads, one of each warpgroup. */
-NIB_DEVICE void pair_sync(int warp)
-{
-    asm volatile("bar.sync %0, 64;" ::"r"(1 + warp) : "memory");
-}
-
-NIB_DEVICE void consumers_sync(void)
-{
-    asm volatile("bar.sync 5, 256;" ::: "memory");
-}
-
-NIB_DEVICE void proxy_fence(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* ---- Rows into shared memory ---- */
-
-NIB_DEVICE void copy_unit(uint4 *to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(nib_shared_address(to)), "l"(from) : "memory");
-}
-
-/* Unit `u` of an FP8 row as stored: eight codes with their scale in `more`, or a quarter of the rotary channels. */
-NIB_DEVICE uint2 fp8_read(const uint8_t *row, int u, uint2 *more)
-{
-    if (u >= kNope / 8) {
-        const uint2 *h = (const uint2 *)(row + kNope) + (u - kNope / 8) * 2;
-        *more = h[1];
-        return h[0];
+    for (int i = 0; i < 32; i++)
+        s[i] = 0;
+    settled(s);
+    side_wait(m, c, 0);
+    side_wait(m, c, 1);
+    nib_wgmma_fence();
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; chunk++) {
+        uint64_t q = descriptor(m->q[chunk], 16), kv = descriptor(m->kv[c % kStages][chunk], 16);
+#pragma unroll
+        for (int k = 0; k < kChunk / 16; k++)
+            product_scores(s, q + 2 * k, kv + 2 * k); /* 32 bytes */
     }
-    more->x = row[kNope + 2 * kRot + u / 8];
-    return ((const uint2 *)row)[u];
+    nib_wgmma_commit();
+    nib_wgmma_wait();
+    settled(s);
 }
 
-NIB_DEVICE uint4 fp8_decoded(int u, uint2 c, uint2 more)
+/* Starts adding weights times a side of tile number c. */
+NIB_DEVICE void start_sums(struct shared *m, uint32_t c, int side, const uint4 (&p)[kTile / 16], float (&o)[128])
 {
-    if (u >= kNope / 8)
-        return make_uint4(c.x, c.y, more.x, more.y);
-    float scale = nib_e8m0_value(more.x);
-    return make_uint4(nib_pack_bf16x2(nib_fp8_value(c.x & 255, scale), nib_fp8_value(c.x >> 8 & 255, scale)),
-                      nib_pack_bf16x2(nib_fp8_value(c.x >> 16 & 255, scale), nib_fp8_value(c.x >> 24, scale)),
-                      nib_pack_bf16x2(nib_fp8_value(c.y & 255, scale), nib_fp8_value(c.y >> 8 & 255, scale)),
-                      nib_pack_bf16x2(nib_fp8_value(c.y >> 16 & 255, scale), nib_fp8_value(c.y >> 24, scale)));
-}
-
-/* Rows r0 .. r0 + 3 of a warp's: all read before the first is written, so that their reads overlap. */
-NIB_DEVICE void fp8_rows(uint16_t (*tile)[kTile][kChunk], const uint8_t *row, int first, int r0, int lane)
-{
-    const uint8_t *from[4];
-    uint2          c[4][2] = {}, more[4][2] = {};
+    settled(o);
+    nib_wgmma_fence();
 #pragma unroll
-    for (int r = 0; r < 4; r++)
-        from[r] = (const uint8_t *)(uintptr_t)__shfl_sync(~0u, (unsigned long long)(uintptr_t)row, r0 + r);
-#pragma unroll
-    for (int r = 0; r < 4; r++)
-        for (int i = 0; from[r] && i < 2; i++)
-            c[r][i] = fp8_read(from[r], lane + 32 * i, &more[r][i]);
-#pragma unroll
-    for (int r = 0; r < 4; r++)
-        for (int i = 0; i < 2; i++)
-            *unit_of(tile, first + r0 + r, lane + 32 * i) = from[r] ? fp8_decoded(lane + 32 * i, c[r][i], more[r][i])
-                                                                    : make_uint4(0, 0, 0, 0);
-}
-
-/* The third warpgroup: 16 rows of each tile a warp, whose addresses its lanes find one tile ahead. */
-template <int format>
-NIB_DEVICE void feed(const struct nib_attend_args &a, const struct nib_attended &at, struct shared *m)
-{
-    int            warp = (threadIdx.x - kConsumers) / 32, lane = threadIdx.x % 32, mine = warp * 16 + lane % 16;
-    const uint8_t *row = mine < at.n ? nib_attended_row(a, at, mine) : NULL;
-    for (int32_t base = 0, i = 0; base < at.n; base += kTile, i++) {
-        int32_t        stage = i % kStages, next = base + kTile + mine;
-        uint16_t     (*tile)[kTile][kChunk] = m->kv[stage];
-        const uint8_t *next_row = next < at.n ? nib_attended_row(a, at, next) : NULL;
-        if (i >= kStages)
-            nib_barrier_wait(&m->empty[stage], (uint32_t)(i / kStages - 1) & 1u);
-        for (int r = 0; format == NIB_ROW_FP8 && r < 16; r += 4)
-            fp8_rows(tile, row, warp * 16, r, lane);
-#pragma unroll 4
-        for (int r = 0; format != NIB_ROW_FP8 && r < 16; r++) {
-            const uint8_t *from = (const uint8_t *)(uintptr_t)__shfl_sync(~0u, (unsigned long long)(uintptr_t)row, r);
-            for (int u = lane; u < kD / 8; u += 32) {
-                uint4 *to = unit_of(tile, warp * 16 + r, u);
-                if (!from)
-                    *to = make_uint4(0, 0, 0, 0);
-                else
-                    copy_unit(to, (const uint4 *)from + u);
-            }
-        }
-        asm volatile("cp.async.wait_all;" ::: "memory");
-        proxy_fence();
-        nib_barrier_arrive(&m->full[stage]);
-        row = next_row;
+    for (int k = 0; k < kTile / 16; k++) {
+        uint32_t w[4] = {p[k].x, p[k].y, p[k].z, p[k].w};
+        nib_wgmma_bf16_rows(o, w, descriptor(m->kv[c % kStages][side * kSideChunks][k * 16], kTile * kChunk * 2));
     }
+    nib_wgmma_commit();
 }
 
-/* ---- Scores, weights and sums ---- */
+/* ---- Weights: a thread holds heads 16 * warp + lane / 4 (+ 8) ---- */
 
-/* A warpgroup's own threads: heads 16 * warp + lane / 4 (+ 8) of its half of the rows. */
-struct weights {
+struct softmax {
+    float factor;           /* of a score, so that weights are powers of two */
     float most[2], total[2];
 };
 
-NIB_DEVICE void put_parts(struct shared *m, int h, int r, float p0, float p1)
+NIB_DEVICE float power_of_2(float x)
 {
-    uint32_t high = nib_pack_bf16x2(p0, p1);
-    *(uint32_t *)&m->p[0][h][r] = high;
-    *(uint32_t *)&m->p[1][h][r] = nib_pack_bf16x2(p0 - nib_bf16_value(high & 0xffffu), p1 - nib_bf16_value(high >> 16));
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
-/* Weights of a tile from its scores, to shared memory; fade: of older sums. n: rows of the tile that are there. */
-NIB_DEVICE void weigh(struct shared *m, float (&s)[16], float scale, int32_t n, int half, int warp, int lane,
-                      struct weights *w, float fade[2])
+/* Raises the maxima; older sums shrink by *shrink, which the totals have done then. */
+NIB_DEVICE void raise(struct softmax *w, const float most[2], float shrink[2])
 {
-    int h = warp * 16 + lane / 4;
-    float top[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        int r = half * kHalf + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        s[i] = r < n ? s[i] * scale : -INFINITY;
-        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    for (int c = 0; c < 2; c++) {
+        shrink[c] = w->most[c] == -INFINITY ? 0 : power_of_2((w->most[c] - most[c]) * w->factor);
+        w->total[c] *= shrink[c];
+        w->most[c] = most[c];
     }
+}
+
+NIB_DEVICE void shrink_sums(float (&o)[128], const float shrink[2])
+{
+    if (!__any_sync(~0u, shrink[0] != 1 || shrink[1] != 1))
+        return;
+#pragma unroll
+    for (int i = 0; i < 128; i++)
+        o[i] *= shrink[i / 2 % 2];
+}
+
+/* Weights of a tile of which n rows are there, as the operand of the sums. */
+NIB_DEVICE void weigh(float (&s)[32], int32_t n, int lane, struct softmax *w, float shrink[2], uint4 (&p)[kTile / 16])
+{
+    float top[2] = {w->most[0], w->most[1]}, least[2];
+    if (n < kTile) {
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            s[i] = i / 4 * 8 + lane % 4 * 2 + i % 2 < n ? s[i] : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         top[c] = fmaxf(top[c], __shfl_xor_sync(~0u, top[c], 1));
         top[c] = fmaxf(top[c], __shfl_xor_sync(~0u, top[c], 2));
-        if (lane % 4 == 0)
-            m->most[half][h + c * 8] = top[c];
+        least[c] = top[c] == -INFINITY ? 0 : top[c] * w->factor;
     }
-    pair_sync(warp);
+    raise(w, top, shrink);
 #pragma unroll
-    for (int c = 0; c < 2; c++) {
-        float before = w->most[c];
-        w->most[c] = fmaxf(before, fmaxf(m->most[0][h + c * 8], m->most[1][h + c * 8]));
-        fade[c] = before == -INFINITY ? 0 : expf(before - w->most[c]);
-        w->total[c] *= fade[c];
+    for (int i = 0; i < 32; i++) {
+        s[i] = power_of_2(fmaf(s[i], w->factor, -least[i / 2 % 2])); /* NaN passes */
+        w->total[i / 2 % 2] += s[i];
     }
-#pragma unroll
-    for (int i = 0; i < 16; i += 2) {
-        int   c = i / 2 % 2;
-        float p0 = s[i] == -INFINITY ? 0 : expf(s[i] - w->most[c]),
-              p1 = s[i + 1] == -INFINITY ? 0 : expf(s[i + 1] - w->most[c]);
-        w->total[c] += p0 + p1; /* NaN passes */
-        put_parts(m, h + c * 8, half * kHalf + i / 4 * 8 + lane % 4 * 2, p0, p1);
-    }
-    pair_sync(warp);
-}
-
-/* Two sums by turns: products this narrow would wait for each other. */
-NIB_DEVICE void score(struct shared *m, int stage, int half, float (&s)[16])
-{
-    float other[16] = {};
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        s[i] = 0;
-    settled(s);
-    settled(other);
-    nib_wgmma_fence();
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; chunk++) {
-        uint64_t a = descriptor(m->q[chunk], 16), b = descriptor(m->kv[stage][chunk][half * kHalf], 16);
-#pragma unroll
-        for (int k = 0; k < kChunk / 16; k += 2) {
-            product_scores(s, a + 2 * k, b + 2 * k); /* 32 bytes */
-            product_scores(other, a + 2 * k + 2, b + 2 * k + 2);
-        }
-    }
-    nib_wgmma_commit();
-    nib_wgmma_wait();
-    settled(s);
-    settled(other);
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        s[i] += other[i];
-}
-
-NIB_DEVICE void add(struct shared *m, int stage, int half, int warp, int lane, float (&o)[128])
-{
-    uint32_t part[2][kTile / 16][4];
-#pragma unroll
-    for (int p = 0; p < 2; p++)
-        for (int k = 0; k < kTile / 16; k++)
-            nib_ldmatrix_x4(part[p][k], &m->p[p][warp * 16 + lane % 16][k * 16 + lane / 16 * 8]);
-    settled(o);
-    nib_wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kTile / 16; k++)
-        for (int p = 0; p < 2; p++)
-            nib_wgmma_bf16_rows(o, part[p][k],
-                                descriptor(m->kv[stage][half * kChunks / 2][k * 16], kTile * kChunk * 2));
-    nib_wgmma_commit();
-    nib_wgmma_wait();
-    settled(o);
+        p[k] = make_uint4(nib_pack_bf16x2(s[8 * k], s[8 * k + 1]), nib_pack_bf16x2(s[8 * k + 2], s[8 * k + 3]),
+                          nib_pack_bf16x2(s[8 * k + 4], s[8 * k + 5]), nib_pack_bf16x2(s[8 * k + 6], s[8 * k + 7]));
 }
 
-/* Divides by the totals of both halves and the sink, rotates back, stores. */
-NIB_DEVICE void finish(const struct nib_attend_args &a, int64_t t, int h0, int half, int warp, int lane,
-                       struct shared *m, const struct weights &w, float (&o)[128])
+/* Weights and maxima of the pair's tile `which` to the other warpgroup, and from it. */
+NIB_DEVICE void hand_over(struct shared *m, int which, const uint4 (&p)[kTile / 16], const float most[2])
 {
-    int  h = warp * 16 + lane / 4;
-    bool pairs = a.o.dtype == NIB_DTYPE_BF16 && a.o.stride % 2 == 0 && (uintptr_t)a.o.data % 4 == 0;
+    int i = threadIdx.x % 128;
 #pragma unroll
-    for (int c = 0; c < 2; c++) {
-        float total = w.total[c] + __shfl_xor_sync(~0u, w.total[c], 1);
-        total += __shfl_xor_sync(~0u, total, 2);
-        if (lane % 4 == 0)
-            m->total[half][h + c * 8] = total;
+    for (int k = 0; k < kTile / 16; k++)
+        m->p[which][k][i] = p[k];
+    m->most[which][i] = make_float2(most[0], most[1]);
+    pair_arrive(which, i / 32);
+}
+
+NIB_DEVICE void take_over(struct shared *m, int which, uint4 (&p)[kTile / 16], float most[2])
+{
+    int i = threadIdx.x % 128;
+    pair_sync(which, i / 32);
+#pragma unroll
+    for (int k = 0; k < kTile / 16; k++)
+        p[k] = m->p[which][k][i];
+    float2 v = m->most[which][i];
+    most[0] = v.x;
+    most[1] = v.y;
+}
+
+/* ---- An item's pairs of tiles ---- */
+
+NIB_DEVICE void query_release(struct shared *m, int lane)
+{
+    if (lane == 0)
+        nib_barrier_arrive(&m->q_empty);
+}
+
+/* The first warpgroup: scores the first tile of every pair, number c being the item's first; adds up the lower side. */
+NIB_DEVICE void walk_first(struct shared *m, const struct item &it, uint32_t c, int lane, struct softmax *w,
+                           float (&o)[128])
+{
+    float shrink[2], most[2];
+    uint4 p[kTile / 16];
+    for (int32_t base = it.begin; base < it.end; base += 2 * kTile, c += 2) {
+        bool second = base + kTile < it.end;
+        {
+            float s[32];
+            score(m, c, s);
+            if (base + 2 * kTile >= it.end)
+                query_release(m, lane);
+            weigh(s, it.end - base, lane, w, shrink, p);
+        }
+        hand_over(m, kFirstReady, p, w->most);
+        shrink_sums(o, shrink);
+        start_sums(m, c, 0, p, o);
+        if (second) {
+            take_over(m, kSecondReady, p, most);
+            raise(w, most, shrink);
+            side_wait(m, c + 1, 0);
+        }
+        nib_wgmma_wait();
+        settled(o);
+        side_release(m, c, 0, lane);
+        if (!second)
+            break;
+        shrink_sums(o, shrink);
+        start_sums(m, c + 1, 0, p, o);
+        nib_wgmma_wait();
+        settled(o);
+        side_release(m, c + 1, 0, lane);
     }
-    pair_sync(warp);
+}
+
+/* The second: scores the second tile, adds up the upper side. */
+NIB_DEVICE void walk_second(struct shared *m, const struct item &it, uint32_t c, int lane, struct softmax *w,
+                            float (&o)[128])
+{
+    float shrink[2], most[2];
+    uint4 p[kTile / 16];
+    if (it.begin + kTile >= it.end)
+        query_release(m, lane);
+    for (int32_t base = it.begin; base < it.end; base += 2 * kTile, c += 2) {
+        bool  second = base + kTile < it.end;
+        float s[32];
+        if (second) {
+            score(m, c + 1, s);
+            if (base + 3 * kTile >= it.end)
+                query_release(m, lane);
+        }
+        take_over(m, kFirstReady, p, most);
+        raise(w, most, shrink);
+        side_wait(m, c, 1);
+        shrink_sums(o, shrink);
+        start_sums(m, c, 1, p, o);
+        if (second) { /* while the sums run */
+            weigh(s, it.end - base - kTile, lane, w, shrink, p);
+            hand_over(m, kSecondReady, p, w->most);
+        }
+        nib_wgmma_wait();
+        settled(o);
+        side_release(m, c, 1, lane);
+        if (!second)
+            break;
+        shrink_sums(o, shrink);
+        start_sums(m, c + 1, 1, p, o);
+        nib_wgmma_wait();
+        settled(o);
+        side_release(m, c + 1, 1, lane);
+    }
+}
+
+/* ---- Results ---- */
+
+/* Totals of the whole item. */
+NIB_DEVICE void add_totals(struct shared *m, int group, int turn, struct softmax *w)
+{
+    int i = threadIdx.x % 128;
 #pragma unroll
     for (int c = 0; c < 2; c++) {
-        int   head = h0 + h + c * 8;
-        float sink = head < a.n_heads ? a.sink[head] : 0, most = fmaxf(w.most[c], sink),
-              fade = w.most[c] == -INFINITY ? 0 : expf(w.most[c] - most);
-        float total = (m->total[0][h + c * 8] + m->total[1][h + c * 8]) * fade + expf(sink - most);
+        w->total[c] += __shfl_xor_sync(~0u, w->total[c], 1);
+        w->total[c] += __shfl_xor_sync(~0u, w->total[c], 2);
+    }
+    m->total[turn][group][i] = make_float2(w->total[0], w->total[1]);
+    pair_sync(kBothDone, i / 32);
+    float2 first = m->total[turn][0][i], second = m->total[turn][1][i];
+    w->total[0] = first.x + second.x;
+    w->total[1] = first.y + second.y;
+}
+
+/* Four lanes hold two neighbouring channels of four groups of eight each: afterwards a lane has one group. */
+NIB_DEVICE void turn_quad(uint32_t (&v)[4], int lane)
+{
+    bool odd = lane & 1, high = lane & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t x = __shfl_xor_sync(~0u, odd ? v[i] : v[i + 1], 1);
+        v[i] = odd ? x : v[i];
+        v[i + 1] = odd ? v[i + 1] : x;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t x = __shfl_xor_sync(~0u, high ? v[i] : v[i + 2], 2);
+        v[i] = high ? x : v[i];
+        v[i + 2] = high ? v[i + 2] : x;
+    }
+}
+
+/* What sums are multiplied by at last, with the sink among the weights. most: of the scores as products give them. */
+NIB_DEVICE float last_factor(float sink, float most, float total, float scale)
+{
+    float top = fmaxf(sink, most * scale), shrink = most == -INFINITY ? 0 : expf(most * scale - top);
+    return shrink / fmaf(total, shrink, expf(sink - top));
+}
+
+/* An item that one block has done: a side of its channels, rotated back. */
+template <int side>
+NIB_DEVICE void store_item(const struct nib_attend_args &a, const struct item &it, int warp, int lane,
+                           const float *angle, const struct softmax &w, float (&o)[128])
+{
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        int       head = it.h0 + warp * 16 + lane / 4 + c * 8;
+        bool      there = head < a.n_heads;
+        float     factor = last_factor(there ? a.sink[head] : 0, w.most[c], w.total[c], a.scale);
+        uint16_t *to = (uint16_t *)a.o.data + it.t * a.o.stride + (int64_t)head * kD + side * kSide;
+#pragma unroll
+        for (int i = 0; i < kSide / 8; i += 4) {
+            uint32_t v[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                float even = o[(i + k) * 4 + c * 2] * factor, odd = o[(i + k) * 4 + c * 2 + 1] * factor;
+                if (side * kSide + (i + k) * 8 >= kNope) {
+                    int pair = (side * kSide + (i + k) * 8 - kNope) / 2 + lane % 4;
+                    nib_rotate_pair(&even, &odd, angle[pair], -angle[kRot / 2 + pair]);
+                }
+                v[k] = nib_pack_bf16x2(even, odd);
+            }
+            turn_quad(v, lane);
+            if (there)
+                *(uint4 *)(to + (i + lane % 4) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+        }
+    }
+}
+
+/* Where a head's sums of eight channels from c on stand: heads next to each other on different banks. */
+NIB_DEVICE float *sums_at(struct shared *m, int h, int c)
+{
+    return &m->o[h][c ^ h % 8 * 8];
+}
+
+/* A block's part of an item, for the cluster. */
+NIB_DEVICE void put_sums(struct shared *m, int side, int warp, int lane, const struct softmax &w, const float (&o)[128])
+{
+    consumers_sync(); /* no product reads the tiles any more */
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        int h = warp * 16 + lane / 4 + c * 8;
+#pragma unroll
+        for (int i = 0; i < kSide / 8; i++)
+            *(float2 *)(sums_at(m, h, side * kSide + i * 8) + lane % 4 * 2) =
+                make_float2(o[i * 4 + c * 2], o[i * 4 + c * 2 + 1]);
+        if (side == 0 && lane % 4 == 0) {
+            m->head_most[h] = w.most[c];
+            m->head_total[h] = w.total[c];
+        }
+    }
+}
+
+/* A block's share of an item's heads, eight channels a thread at a time, parts in ascending order. */
+template <int parts>
+NIB_DEVICE void add_parts(const struct nib_attend_args &a, const struct item &it, const float *angle, struct shared *m)
+{
+    constexpr int kUnits = kHeads / parts * (kD / 8);
+    for (int u = threadIdx.x; u < kUnits; u += kConsumers) {
+        int   h = (int)nib_cluster_rank() * (kHeads / parts) + u / (kD / 8), c = u % (kD / 8) * 8, head = it.h0 + h;
+        float x[parts][8], most[parts], part_total[parts];
         if (head >= a.n_heads)
             continue;
 #pragma unroll
-        for (int i = c * 2; i < 128; i += 4) {
-            int   channel = half * (kD / 2) + i / 4 * 8 + lane % 4 * 2;
-            float even = o[i] * fade / total, odd = o[i + 1] * fade / total;
-            if (channel >= kNope) {
-                int pair = (channel - kNope) / 2;
-                nib_rotate_pair(&even, &odd, m->angle[pair], -m->angle[kRot / 2 + pair]);
-            }
-            int64_t col = (int64_t)head * kD + channel;
-            if (pairs) {
-                *(uint32_t *)((uint16_t *)a.o.data + t * a.o.stride + col) = nib_pack_bf16x2(even, odd);
-            } else {
-                nib_mat_set(a.o, t, col, even);
-                nib_mat_set(a.o, t, col + 1, odd);
-            }
+        for (int b = 0; b < parts; b++) {
+            uint32_t from = min(b, it.n_parts - 1); /* without a branch, so that all reads are on their way together */
+            most[b] = nib_cluster_load_f32(&m->head_most[h], from) * a.scale;
+            part_total[b] = nib_cluster_load_f32(&m->head_total[h], from);
+            nib_cluster_load_f32x4(sums_at(m, h, c), from, x[b]);
+            nib_cluster_load_f32x4(sums_at(m, h, c) + 4, from, x[b] + 4);
         }
+        float top = a.sink[head], o[8] = {};
+#pragma unroll
+        for (int b = 0; b < parts; b++)
+            top = b < it.n_parts ? fmaxf(top, most[b]) : top;
+        float total = expf(a.sink[head] - top);
+#pragma unroll
+        for (int b = 0; b < parts; b++) {
+            float w = b >= it.n_parts || most[b] == -INFINITY ? 0 : expf(most[b] - top);
+            total = b < it.n_parts ? fmaf(part_total[b], w, total) : total;
+            for (int i = 0; b < it.n_parts && i < 8; i++)
+                o[i] = fmaf(x[b][i], w, o[i]);
+        }
+        for (int i = 0; i < 8; i++)
+            o[i] /= total;
+        for (int i = 0; c >= kNope && i < 8; i += 2) {
+            int pair = (c - kNope + i) / 2;
+            nib_rotate_pair(&o[i], &o[i + 1], angle[pair], -angle[kRot / 2 + pair]);
+        }
+        nib_mat_set8(a.o, it.t, (int64_t)head * kD + c, o);
     }
 }
 
-/* Grid (groups of 64 heads, rows). */
-template <int format> static __global__ void __launch_bounds__(kThreads, 1)
+/* ---- Kernel ---- */
+
+/* Grid: items in turns (parts 1), or a cluster of `parts` blocks an item. */
+template <int format, int parts> static __global__ void __launch_bounds__(kThreads, 1)
     attend_wide(const __grid_constant__ struct nib_attend_args a, const __grid_constant__ struct nib_rows rows,
-                int32_t first)
+                int32_t first, int32_t n_items)
 {
     nib_grid_release();
     extern __shared__ uint8_t memory[];
     struct shared *m = (struct shared *)(memory + (kAlign - nib_shared_address(memory) % kAlign) % kAlign);
-    int64_t        t = first + (int64_t)blockIdx.y;
-    int            h0 = blockIdx.x * kHeads;
+    int32_t        i = (int32_t)blockIdx.x / parts, step = parts == 1 ? (int32_t)gridDim.x : n_items;
+    uint32_t       c = 0; /* tiles so far */
+    int            turn = 0, phase = 0;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < kStages; i++) {
-            nib_barrier_init(&m->full[i], kThreads - kConsumers);
-            nib_barrier_init(&m->empty[i], kConsumers / 32);
+        for (int k = 0; k < kStages * 2; k++) {
+            nib_barrier_init(&m->full[k / 2][k % 2], kFeeders);
+            nib_barrier_init(&m->empty[k / 2][k % 2], 4);
         }
+        nib_barrier_init(&m->q_full, kFeeders);
+        nib_barrier_init(&m->angles, kRot / 2);
+        nib_barrier_init(&m->q_empty, kConsumers / 32);
     }
     __syncthreads();
     nib_grid_wait();
-    struct nib_attended at = nib_attended_by(a, rows, t);
     if (threadIdx.x >= kConsumers) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        feed<format>(a, at, m);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        for (; i < n_items; i += step, turn ^= 1, phase++) {
+            struct item it = item_of<parts>(a, rows, first, i);
+            if (phase > 0)
+                nib_barrier_wait(&m->q_empty, (uint32_t)(phase - 1) & 1u);
+            feed_query(a, it, m);
+            format == NIB_ROW_FP8 ? feed_fp8(a, it, m, c) : feed_bf16(a, it, m, c);
+            feed_angles(a, rows, it, m, turn);
+            c += (uint32_t)(it.end - it.begin + kTile - 1) / kTile;
+        }
+        if (parts > 1) {
+            nib_cluster_sync();
+            nib_cluster_sync();
+        }
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-    int half = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    for (int i = threadIdx.x; i < kHeads * (kD / 8); i += kConsumers) {
-        int h = i / (kD / 8), u = i % (kD / 8);
-        *unit_of(m->q, h,
-                 u) = h0 + h < a.n_heads
-                          ? ((const uint4 *)((const uint16_t *)a.q.data + t * a.q.stride + (int64_t)(h0 + h) * kD))[u]
-                          : make_uint4(0, 0, 0, 0);
-    }
-    if (threadIdx.x < kRot / 2) {
-        double sine, cosine;
-        sincos((double)((float)(rows.pos[t] - rows.first_pos) * a.rope.freq[threadIdx.x]), &sine, &cosine);
-        m->angle[threadIdx.x] = (float)cosine;
-        m->angle[kRot / 2 + threadIdx.x] = (float)sine;
-    }
-    proxy_fence();
-    consumers_sync();
-    struct weights w = {{-INFINITY, -INFINITY}, {0, 0}};
-    float          o[128] = {}, s[16];
-    for (int32_t base = 0, i = 0; base < at.n; base += kTile, i++) {
-        int32_t stage = i % kStages;
-        float   fade[2];
-        nib_barrier_wait(&m->full[stage], (uint32_t)(i / kStages) & 1u);
-        score(m, stage, half, s);
-        weigh(m, s, a.scale, at.n - base, half, warp, lane, &w, fade);
-        if (__any_sync(~0u, fade[0] != 1 || fade[1] != 1)) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    for (; i < n_items; i += step, turn ^= 1) {
+        struct item    it = item_of<parts>(a, rows, first, i);
+        struct softmax w = {a.scale * 1.44269504f, {-INFINITY, -INFINITY}, {0, 0}};
+        float          o[128];
 #pragma unroll
-            for (int k = 0; k < 128; k++)
-                o[k] *= fade[k / 2 % 2];
+        for (int k = 0; k < 128; k++)
+            o[k] = 0;
+        nib_barrier_wait(&m->q_full, (uint32_t)turn);
+        proxy_fence();
+        if (it.begin < it.end)
+            group == 0 ? walk_first(m, it, c, lane, &w, o) : walk_second(m, it, c, lane, &w, o);
+        add_totals(m, group, turn, &w);
+        nib_barrier_wait(&m->angles, (uint32_t)turn);
+        c += (uint32_t)(it.end - it.begin + kTile - 1) / kTile;
+        if (parts == 1) {
+            group == 0 ? store_item<0>(a, it, warp, lane, m->angle[turn], w, o)
+                       : store_item<1>(a, it, warp, lane, m->angle[turn], w, o);
+            continue;
         }
-        add(m, stage, half, warp, lane, o);
-        if (lane == 0)
-            nib_barrier_arrive(&m->empty[stage]);
+        put_sums(m, group, warp, lane, w, o);
+        nib_cluster_sync();
+        add_parts<parts>(a, it, m->angle[turn], m);
+        nib_cluster_sync(); /* others may still read this block's memory */
     }
-    finish(a, t, h0, half, warp, lane, m, w, o);
 }
 
 /* ---- Host ---- */
 
+template <int format, int parts>
+static void launch(struct nib_stream *s, const struct nib_attend_args *a, int32_t n_groups)
+{
+    auto *kernel = attend_wide<format, parts>;
+    int   bytes = (int)sizeof(struct shared) + kAlign;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    for (int32_t first = 0; first < a->rows->n_rows; first += 32768) {
+        int32_t n = (a->rows->n_rows - first < 32768 ? a->rows->n_rows - first : 32768) * n_groups;
+        int32_t blocks = parts > 1 ? n * parts : n < s->n_sms ? n : s->n_sms;
+        nib_launch_cluster(s, parts, kernel, (unsigned)blocks, kThreads, (size_t)bytes, *a, *a->rows, first, n);
+    }
+}
+
+template <int format> static void launch_format(struct nib_stream *s, const struct nib_attend_args *a)
+{
+    int32_t n_groups = (a->n_heads + kHeads - 1) / kHeads, n_rows = a->rows->n_rows;
+    if (n_rows <= NIB_CUDA_ATTEND_FEW)
+        launch<format, kFew>(s, a, n_groups);
+    else if ((int64_t)n_rows * n_groups * 2 <= s->n_sms)
+        launch<format, 2>(s, a, n_groups);
+    else
+        launch<format, 1>(s, a, n_groups);
+}
+
 bool nib_cuda_attend_wide(struct nib_stream *s, const struct nib_attend_args *a)
 {
     enum nib_row_format f = a->window.format;
-    int                 bytes = (int)sizeof(struct shared) + kAlign, groups = (a->n_heads + kHeads - 1) / kHeads;
-    if (s->arch != 90 || (f != NIB_ROW_BF16 && f != NIB_ROW_FP8))
+    if (s->arch != 90 || (f != NIB_ROW_BF16 && f != NIB_ROW_FP8) || a->o.dtype != NIB_DTYPE_BF16 ||
+        a->o.stride % 8 != 0 || (uintptr_t)a->o.data % 16 != 0)
         return false;
-    auto *kernel = f == NIB_ROW_FP8 ? attend_wide<NIB_ROW_FP8> : attend_wide<NIB_ROW_BF16>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    for (int32_t first = 0; first < a->rows->n_rows; first += 32768) {
-        int32_t n = a->rows->n_rows - first < 32768 ? a->rows->n_rows - first : 32768;
-        nib_launch(s, kernel, dim3((unsigned)groups, (unsigned)n), kThreads, (size_t)bytes, *a, *a->rows, first);
-    }
+    f == NIB_ROW_FP8 ? launch_format<NIB_ROW_FP8>(s, a) : launch_format<NIB_ROW_BF16>(s, a);
     return true;
 }
