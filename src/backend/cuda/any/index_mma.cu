@@ -20,10 +20,13 @@ NIB_DEVICE void ldmatrix_x4(uint32_t r[4], const uint16_t *p)
 /* Eight channels of an FP4 key: a row is 64 bytes of codes and 4 scale bytes, 4-byte aligned. */
 NIB_DEVICE uint4 fp4_key(const uint8_t *row, int c)
 {
-    uint32_t codes = ((const uint32_t *)row)[c], v[4];
+    uint32_t v[4];
     float    scale = nib_e8m0_value(row[kDim / 2 + c / 4]);
+    uint32_t pair = nib_pack_bf16x2(scale, scale);
+    nib_e2m1_bf16x8(((const uint32_t *)row)[c], v);
+#pragma unroll
     for (int i = 0; i < 4; i++)
-        v[i] = nib_pack_bf16x2(nib_e2m1_value(codes >> 8 * i) * scale, nib_e2m1_value(codes >> (8 * i + 4)) * scale);
+        v[i] = nib_mul_bf16x2(v[i], pair);
     return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
@@ -62,7 +65,7 @@ static __global__ void __launch_bounds__(kThreads)
 {
     nib_grid_start();
     extern __shared__ __align__(16) uint16_t memory[]; /* queries [heads][kRowHalves], keys [kEntries][kRowHalves] */
-    __shared__ float                         weight[kHeadsMax];
+    __shared__ __align__(8) float            weight[kHeadsMax];
     int64_t        t = first + (int64_t)blockIdx.y;
     int32_t        visible = (rows.pos[t] + 1) / a.ratio, n_heads = nib_round_up(a.n_heads, 16);
     int            warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -113,12 +116,21 @@ static __global__ void __launch_bounds__(kThreads)
                 nib_mma_bf16(dot[0], key[k], b[0], b[1]);
                 nib_mma_bf16(dot[1], key[k], b[2], b[3]);
             }
-            for (int nt = 0; nt < 2; nt++)
-                for (int c = 0; c < 4; c++) {
-                    float d = bf16 ? nib_bf16_rounded(dot[nt][c]) : dot[nt][c],
-                          w = weight[h + nt * 8 + lane % 4 * 2 + c % 2];
-                    sum[c / 2] = fmaf(w, d < 0 ? 0 : d, sum[c / 2]); /* NaN passes */
+#pragma unroll
+            for (int nt = 0; nt < 2; nt++) {
+                float2 w = *(const float2 *)&weight[h + nt * 8 + lane % 4 * 2];
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    float x = dot[nt][2 * c], y = dot[nt][2 * c + 1];
+                    if (bf16) {
+                        uint32_t v = nib_pack_bf16x2(x, y);
+                        x = __uint_as_float(v << 16);
+                        y = __uint_as_float(v & 0xffff0000u);
+                    }
+                    sum[c] = fmaf(w.x, x < 0 ? 0 : x, sum[c]); /* NaN passes */
+                    sum[c] = fmaf(w.y, y < 0 ? 0 : y, sum[c]);
                 }
+            }
         }
         for (int c = 0; c < 2; c++) {
             sum[c] += __shfl_xor_sync(~0u, sum[c], 1);

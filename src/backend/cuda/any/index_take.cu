@@ -1,5 +1,5 @@
 /* The exact largest k of a row's scores, ascending, ties to the lowest entry: a radix selection that keeps the scores
- * in registers and reads them once. Up to eight blocks share a row, as a cluster that adds up its histograms in shared
+ * in registers and reads them once. Up to 16 blocks share a row, as a cluster that adds up its histograms in shared
  * memory.
  *
  * A warp holds entries that follow one another, 32 at a time, so votes give each its rank. */
@@ -8,7 +8,8 @@
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 
-constexpr int kThreads = 1024, kWarps = kThreads / 32, kKeys = 32, kClusterMost = 8;
+constexpr int kThreads = 1024, kWarps = kThreads / 32, kKeys = 32, kKeysAimed = 4;
+constexpr int kClusterMost = 16, kClusterPortable = 8;
 constexpr int kBins = 256,
               kCopies = 8; /* most scores share their first digit: lanes count in histograms of their own */
 
@@ -31,16 +32,19 @@ NIB_DEVICE uint32_t score_key(float v)
 }
 
 /* Counts of the digit at `shift` over the cluster, of keys that agree with the cut so far. */
-NIB_DEVICE void count_digits(struct take_shared *m, const uint32_t key[kKeys], int32_t n_held, uint32_t cut, int shift,
-                             int turn)
+NIB_DEVICE void count_digits(struct take_shared *m, const uint32_t key[kKeys], int32_t n_held, int32_t passes,
+                             uint32_t cut, int shift, int turn)
 {
     for (int i = threadIdx.x; i < kBins * kCopies; i += kThreads)
         m->copies[i] = 0;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kKeys; i++)
+    for (int i = 0; i < kKeys; i++) {
+        if (i >= passes)
+            break;
         if (i < n_held && (shift == 24 || key[i] >> (shift + 8) == cut >> (shift + 8)))
             atomicAdd(&m->copies[(key[i] >> shift & 255u) * kCopies + threadIdx.x % kCopies], 1);
+    }
     __syncthreads();
     if (threadIdx.x < kBins) {
         int32_t sum = 0;
@@ -55,6 +59,7 @@ NIB_DEVICE void count_digits(struct take_shared *m, const uint32_t key[kKeys], i
         __syncthreads();
     if (threadIdx.x < kBins) {
         int32_t sum = 0;
+#pragma unroll 4
         for (uint32_t b = 0; b < n_blocks; b++)
             sum += n_blocks > 1 ? nib_cluster_load(&m->histogram[turn][threadIdx.x], b)
                                 : m->histogram[turn][threadIdx.x];
@@ -87,28 +92,47 @@ NIB_DEVICE void find_digit(struct take_shared *m, int32_t k)
     }
 }
 
+/* The cut among one or two keys a thread of one block, bit by bit: a count is one barrier, where a digit takes six. */
+NIB_DEVICE uint32_t cut_by_bits(const uint32_t key[kKeys], int32_t n_held, int32_t passes, int32_t *wanted)
+{
+    uint32_t cut = 0;
+    int32_t  n = *wanted;
+    for (int bit = 31; bit >= 0; bit--) {
+        uint32_t trial = cut | 1u << bit;
+        int32_t  count = __syncthreads_count(n_held > 0 && key[0] >= trial);
+        if (passes > 1)
+            count += __syncthreads_count(n_held > 1 && key[1] >= trial);
+        cut = count >= n ? trial : cut;
+    }
+    int32_t above = __syncthreads_count(n_held > 0 && key[0] > cut);
+    if (passes > 1)
+        above += __syncthreads_count(n_held > 1 && key[1] > cut);
+    *wanted = n - above;
+    return cut;
+}
+
 /* Entries before this warp that are above the cut, and at it; m->above and m->equal hold every warp's. */
 NIB_DEVICE void count_before(struct take_shared *m, int32_t *above, int32_t *equal)
 {
     uint32_t rank = nib_cluster_rank(), n_blocks = nib_cluster_size();
     __syncthreads();
-    if (threadIdx.x == 0) {
-        m->block[0] = m->block[1] = 0;
-        for (int w = 0; w < kWarps; w++) {
-            m->block[0] += m->above[w];
-            m->block[1] += m->equal[w];
+    int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, a = m->above[lane], e = m->equal[lane];
+    *above = __reduce_add_sync(~0u, lane < warp ? a : 0);
+    *equal = __reduce_add_sync(~0u, lane < warp ? e : 0);
+    if (n_blocks == 1)
+        return;
+    if (warp == 0) {
+        a = __reduce_add_sync(~0u, a);
+        e = __reduce_add_sync(~0u, e);
+        if (lane == 0) {
+            m->block[0] = a;
+            m->block[1] = e;
         }
     }
-    if (n_blocks > 1)
-        nib_cluster_sync();
-    *above = *equal = 0;
+    nib_cluster_sync();
     for (uint32_t b = 0; b < rank; b++) {
         *above += nib_cluster_load(&m->block[0], b);
         *equal += nib_cluster_load(&m->block[1], b);
-    }
-    for (int w = 0; w < (int)threadIdx.x / 32; w++) {
-        *above += m->above[w];
-        *equal += m->equal[w];
     }
 }
 
@@ -142,8 +166,10 @@ static __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < kKeys; i++)
         key[i] = i < n_held ? score_key(row[begin + 32 * i]) : 0;
     int32_t wanted = n;
-    for (int shift = 24, turn = 0; shift >= 0; shift -= 8, turn ^= 1) {
-        count_digits(&m, key, n_held, cut, shift, turn);
+    if (n_blocks == 1 && passes <= 2)
+        cut = cut_by_bits(key, n_held, passes, &wanted);
+    for (int shift = n_blocks == 1 && passes <= 2 ? -1 : 24, turn = 0; shift >= 0; shift -= 8, turn ^= 1) {
+        count_digits(&m, key, n_held, passes, cut, shift, turn);
         find_digit(&m, wanted);
         __syncthreads();
         cut |= (uint32_t)m.state[0] << shift;
@@ -183,12 +209,18 @@ static __global__ void __launch_bounds__(kThreads, 1)
 bool nib_cuda_index_take(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n,
                          int64_t n_entries)
 {
-    unsigned cluster = 1;
-    unsigned most = s->cluster_most < kClusterMost ? (unsigned)s->cluster_most : kClusterMost;
-    while (cluster < most && (int64_t)cluster * kThreads * kKeys < n_entries - 1)
+    unsigned cluster = 1, most = s->cluster_most < kClusterPortable ? (unsigned)s->cluster_most
+                                 : s->arch == 90                    ? kClusterMost
+                                                                    : kClusterPortable;
+    /* As many as must be; where rows are few, as many as leave a thread with few keys. */
+    while (cluster < most &&
+           ((int64_t)cluster * kThreads * kKeys < n_entries - 1 ||
+            ((int64_t)cluster * kThreads * kKeysAimed < n_entries - 1 && (int64_t)cluster * n < s->n_sms)))
         cluster *= 2;
     if ((int64_t)cluster * kThreads * kKeys < n_entries - 1)
         return false;
+    if (cluster > kClusterPortable)
+        cudaFuncSetAttribute(index_take, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     nib_launch_cluster(s, cluster, index_take, dim3(cluster, (unsigned)n), kThreads, 0, *a, *a->rows, first,
                        (const float *)s->score, n_entries);
     return true;

@@ -72,10 +72,12 @@ NIB_DEVICE void nib_attend_load_nvfp4(const uint8_t *row, uint16_t *to, float *r
 {
     constexpr int g_at = kAttendNope / 2 + kAttendNope / 16;
     for (int i = lane; i < kAttendNope / 8; i += 32) {
-        uint32_t c = ((const uint32_t *)row)[i], v[4];
+        uint32_t v[4];
         float    scale = nib_e4m3_value(row[kAttendNope / 2 + i / 2]);
+        uint32_t pair = nib_pack_bf16x2(scale, scale);
+        nib_e2m1_bf16x8(((const uint32_t *)row)[i], v);
         for (int k = 0; k < 4; k++)
-            v[k] = nib_pack_bf16x2(nib_e2m1_value(c >> 8 * k) * scale, nib_e2m1_value(c >> (8 * k + 4)) * scale);
+            v[k] = nib_mul_bf16x2(v[k], pair);
         ((uint4 *)to)[i] = make_uint4(v[0], v[1], v[2], v[3]);
     }
     for (int i = lane; i < kAttendRot / 2; i += 32)

@@ -22,6 +22,18 @@ NIB_DEVICE uint32_t nib_mul_bf16x2(uint32_t a, uint32_t b)
     return d;
 }
 
+/* Eight E2M1 codes as bf16 pairs, the first lowest: the magnitude's two bytes by selection from tables, then the signs. */
+NIB_DEVICE void nib_e2m1_bf16x8(uint32_t codes, uint32_t v[4])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t c = i ? codes >> 16 : codes, at = c & 0x7777u;
+        uint32_t high = __byte_perm(0x3f3f3f00u, 0x40404040u, at), low = __byte_perm(0xc0800000u, 0xc0804000u, at);
+        v[2 * i] = __byte_perm(low, high, 0x5140) | (c & 0x8u) << 12 | (c & 0x80u) << 24;
+        v[2 * i + 1] = __byte_perm(low, high, 0x7362) | (c & 0x800u) << 4 | (c & 0x8000u) << 16;
+    }
+}
+
 /* The two floats as bf16, low half first. */
 NIB_DEVICE uint32_t nib_pack_bf16x2(float low, float high)
 {

@@ -292,9 +292,12 @@ NIB_DEVICE int32_t nib_nvfp4_row_scale_at(int32_t n)
     return nib_round_up((n + 1) / 2 + (n + 15) / 16, 4);
 }
 
+/* page_rows divides NIB_PAGE_TOKENS, so it is a power of two, and neither quotient nor rest takes a division. */
+static_assert((NIB_PAGE_TOKENS & (NIB_PAGE_TOKENS - 1)) == 0, "pages hold a power of two of positions");
 NIB_DEVICE uint8_t *nib_store_at(const struct nib_store &store, const int32_t *page, int32_t i)
 {
-    return store.base + ((int64_t)page[i / store.page_rows] * store.page_rows + i % store.page_rows) * store.row_bytes;
+    int64_t row = (int64_t)page[i >> (31 - __clz(store.page_rows))] * store.page_rows + (i & (store.page_rows - 1));
+    return store.base + row * store.row_bytes;
 }
 
 NIB_DEVICE void nib_bf16_encode_block(const float *x, int32_t n, uint8_t *bytes)
