@@ -128,6 +128,20 @@ static int open_engine(struct session *s, struct nib_options *options)
     return status == NIB_OK ? CLI_OK : session_fail(status, &err);
 }
 
+/* Which backend "auto" is, as for the other commands. */
+static int settle_backend(const struct session *s, struct nib_options *options)
+{
+    struct nib_memory_plan plan;
+    struct nib_error       err = {0};
+
+    if (strcmp(options->backend, "auto") != 0)
+        return CLI_OK;
+    enum nib_status status = nib_model_plan(s->model, options, &plan, &err);
+    if (status == NIB_OK)
+        options->backend = plan.backend;
+    return status == NIB_OK ? CLI_OK : session_fail(status, &err);
+}
+
 static int measure_all(struct session *s, const struct bench_options *o, struct bench_result *result)
 {
     struct nib_options options;
@@ -136,11 +150,11 @@ static int measure_all(struct session *s, const struct bench_options *o, struct 
     int                n_cases = 0;
 
     int code = cases ? session_engine_options(s, 0, false, &options) : cli_fail_memory();
+    if (code == CLI_OK)
+        code = settle_backend(s, &options);
     result->is_device = code == CLI_OK && strcmp(options.backend, "cuda") == 0;
     if (result->is_device && (o->ops || o->part == BENCH_LAYERS || o->part == BENCH_HEAD))
-        code = cli_usage("--backend cuda: a step runs as a whole there; wanted no --ops, and --part all");
-    if (code == CLI_OK && strcmp(options.backend, "auto") == 0)
-        options.backend = "cpu";
+        code = cli_usage("--backend cuda: a step runs as a whole there; wanted no --ops and --part all, or --backend cpu");
     if (code == CLI_OK)
         code = bench_plan(o, s->model, &options, cases, &n_cases, result);
     if (code == CLI_OK && result->is_device)
