@@ -10,6 +10,7 @@
 extern struct nib_backend *g_backend;
 extern struct nib_stream  *g_stream;
 extern double              g_copy_rate; /* bytes per second, read and written */
+extern bool                g_once;      /* work runs in a profiler's range, once, instead of being timed */
 
 /* Dense BF16 products as the vendor's library reaches them on an H200: the limit of what is bound by arithmetic. */
 #define BENCH_MATRIX_RATE 799e12

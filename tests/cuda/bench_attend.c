@@ -1,11 +1,12 @@
-/* Attention and index scores alone, at decode and prefill sizes, with rows of their own for every sequence. */
+/* Attention and index scores alone, at decode and prefill sizes, with rows of their own for every sequence. Small ones are
+ * enqueued N_TURNS times in one graph, as a graph of one kernel takes 8 us by itself, over rows that change in turns. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench.h"
 
-enum { DIM = 512, N_ROT = 64, WINDOW = 128, N_PAGES_FILLED = 64 };
+enum { DIM = 512, N_ROT = 64, WINDOW = 128, N_PAGES_FILLED = 64, N_TURNS = 8 };
 
 static double most(double a, double b)
 {
@@ -86,9 +87,20 @@ struct attend_case {
     int32_t             n_heads, ratio, top_k, n_seqs, length, n_new; /* top_k 0: all entries */
 };
 
+struct attends {
+    struct nib_attend_args a;
+    struct nib_store       window[N_TURNS], entries[N_TURNS];
+    int                    n_turns, n_stores;
+};
+
 static void run_attend(void *data)
 {
-    bench_done(nib_backend_cuda.ops->attend(g_stream, data), "attend");
+    struct attends *all = data;
+    for (int i = 0; i < all->n_turns; i++) {
+        all->a.window = all->window[i % all->n_stores];
+        all->a.entries = all->entries[i % all->n_stores];
+        bench_done(nib_backend_cuda.ops->attend(g_stream, &all->a), "attend");
+    }
 }
 
 /* Ascending entries spread over what a row sees. */
@@ -134,10 +146,14 @@ static void bench_attend_case(const struct attend_case *c)
     a.o = (struct nib_mat){bench_random((size_t)n * (size_t)c->n_heads * DIM * 2, false), NIB_DTYPE_BF16, n,
                            c->n_heads * DIM, c->n_heads * DIM};
     a.sink = bench_random((size_t)c->n_heads * 4, true);
-    a.window = make_store(c->format, pages, NIB_PAGE_TOKENS, DIM);
+    struct attends all = {.n_turns = n > 64 || g_once ? 1 : N_TURNS, .n_stores = n > 64 ? 1 : c->n_seqs == 64 ? 2 : N_TURNS};
     double per_row = WINDOW;
-    if (c->ratio > 0)
-        a.entries = make_store(c->format, pages, NIB_PAGE_TOKENS / c->ratio, DIM);
+    for (int i = 0; i < all.n_stores; i++) {
+        all.window[i] = make_store(c->format, pages, NIB_PAGE_TOKENS, DIM);
+        if (c->ratio > 0)
+            all.entries[i] = make_store(c->format, pages, NIB_PAGE_TOKENS / c->ratio, DIM);
+    }
+    a.window = all.window[0];
     if (c->top_k > 0) {
         int32_t *selected = calloc((size_t)n * (size_t)c->top_k, 4), *count = calloc((size_t)n, 4);
         for (int32_t i = 0; i < n; i++) {
@@ -154,7 +170,9 @@ static void bench_attend_case(const struct attend_case *c)
         per_row += (double)c->length / c->ratio;
     }
     /* Rows of one sequence's tokens may be shared, so bytes count for decoding only. */
-    const double seconds = bench_graph_seconds(run_attend, &a, NULL), flops = 4.0 * DIM * c->n_heads * per_row * n;
+    all.a = a;
+    const double seconds = bench_graph_seconds(run_attend, &all, NULL) / all.n_turns;
+    const double flops = 4.0 * DIM * c->n_heads * per_row * n;
     const double bytes = (c->n_new == 1 ? per_row * (double)a.window.row_bytes * n : 0) + 4.0 * n * c->n_heads * DIM;
     const double by_bytes = bytes / g_copy_rate, by_flops = flops / BENCH_MATRIX_RATE;
     printf("attend %-26s %4d rows %3d heads: %8.2f us, %6.1f TFLOP/s; limits %6.2f us bytes, %6.2f us products; %4.1f "
@@ -186,9 +204,18 @@ void bench_attend(void)
         bench_attend_case(&cases[i]);
 }
 
+struct indexes {
+    struct nib_index_select_args a;
+    struct nib_store             keys[N_TURNS];
+};
+
 static void run_index(void *data)
 {
-    bench_done(nib_backend_cuda.ops->index_select(g_stream, data), "index_select");
+    struct indexes *all = data;
+    for (int i = 0; i < (g_once ? 1 : N_TURNS); i++) {
+        all->a.keys = all->keys[i];
+        bench_done(nib_backend_cuda.ops->index_select(g_stream, &all->a), "index_select");
+    }
 }
 
 static void bench_index_case(enum nib_row_format format, int32_t top_k, int32_t n_seqs, int32_t n_entries)
@@ -223,10 +250,15 @@ static void bench_index_case(enum nib_row_format format, int32_t top_k, int32_t 
                            n_heads * dim, n_heads * dim};
     a.weight = (struct nib_mat){bench_random((size_t)(n_seqs * n_heads) * 4, true), NIB_DTYPE_F32, n_seqs, n_heads,
                                 n_heads};
-    a.keys = make_store(format, n_seqs * rows.page_stride, NIB_PAGE_TOKENS / 4, dim);
+    struct indexes all;
+    for (int i = 0; i < N_TURNS; i++)
+        all.keys[i] = make_store(format, n_seqs * rows.page_stride, NIB_PAGE_TOKENS / 4, dim);
+    a.keys = all.keys[0];
     a.selected = nib_backend_cuda.alloc(g_backend, (size_t)(n_seqs * top_k) * 4);
     a.n_selected = nib_backend_cuda.alloc(g_backend, (size_t)n_seqs * 4);
-    const double seconds = bench_graph_seconds(run_index, &a, NULL), flops = 2.0 * n_heads * dim * n_entries * n_seqs;
+    all.a = a;
+    const double seconds = bench_graph_seconds(run_index, &all, NULL) / N_TURNS;
+    const double flops = 2.0 * n_heads * dim * n_entries * n_seqs;
     const double bytes = (double)a.keys.row_bytes * n_entries * n_seqs;
     printf("index  %s keys, %4d of %6d entries, %d rows: %8.2f us; limits %6.2f us bytes, %6.2f us products\n",
            format == NIB_ROW_FP4 ? "fp4 " : "bf16", top_k, n_entries, n_seqs, seconds * 1e6, bytes / g_copy_rate * 1e6,

@@ -3,6 +3,7 @@
  *
  *   bench_cuda [linear] [prefill] [experts] [step] [ops] [attend] [index]      all of these without arguments
  *              [step128k] [ops128k] [step1] [products1]      only where named; the last two are for a profiler
+ *              [once] PART...                                these parts without graphs and once each, for a profiler
  *
  * Prints bytes, time (median of graph replays) and the share of the copy rate. */
 #include <cuda_profiler_api.h>
@@ -24,6 +25,7 @@ struct nib_backend *g_backend;
 struct nib_stream  *g_stream;
 static uint8_t     *g_codes, *g_scales[3]; /* random; scales: UE4M3, UE8M0, bf16 values */
 double              g_copy_rate;
+bool                g_once;
 
 static void ok(cudaError_t e, const char *what)
 {
@@ -169,6 +171,13 @@ double bench_graph_seconds(void (*work)(void *data), void *data, int *n_kernels)
     float           ms[REPEATS];
     work(data); /* once outside: function attributes, first touches */
     bench_done(api->synchronise(g_stream), "warming up");
+    if (g_once) {
+        ok(cudaProfilerStart(), "profiler");
+        work(data);
+        bench_done(api->synchronise(g_stream), "work");
+        ok(cudaProfilerStop(), "profiler");
+        return 1;
+    }
     ok(cudaStreamBeginCapture(g_stream->handle, cudaStreamCaptureModeRelaxed), "capture");
     work(data);
     nib_cuda_flush_all(g_stream);
@@ -565,6 +574,7 @@ int main(int argc, char **argv)
     bench_rates();
     for (int i = 1; i < argc || all; i++) {
         const char *what = all ? "" : argv[i];
+        g_once |= strcmp(what, "once") == 0;
         if (all || strcmp(what, "linear") == 0)
             bench_linear();
         if (all || strcmp(what, "prefill") == 0)
