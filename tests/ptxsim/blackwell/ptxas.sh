@@ -46,7 +46,15 @@ attend attend_nvfp4 255 0
 attend attend_span_bf16 136 0
 attend attend_span_fp8 136 0
 attend attend_span_nvfp4 144 0
-attend attend_fold 64 0'
+attend attend_fold 64 0
+mx fp8_8 112 4480
+mx fp8_16 128 8960
+mx fp8_64 176 0
+mx mxfp4_8 128 4480
+mx mxfp4_16 112 8960
+mx mxfp4_64 176 0
+mx pack_fp8 40 0
+mx pack_mxfp4 40 0'
     ;;
 esac
 

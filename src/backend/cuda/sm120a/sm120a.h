@@ -25,7 +25,13 @@ extern "C" {
 #define NIB_SM120A_K_TILE 128 /* values of k in a unit and in a stage: two instructions */
 #define NIB_SM120A_UNIT_BYTES 512
 #define NIB_SM120A_UNIT_SCALES 64
+#define NIB_SM120A_FP8_UNIT 1024 /* bytes of a unit of FP8 weights */
+#define NIB_SM120A_MX_SCALES 32  /* of a unit's scales, FP8 and MXFP4 */
 #define NIB_SM120A_SLICES 8 /* of k, each summed by itself, then added up in order: the same in every kernel */
+
+/* Formats of weights. NVFP4 multiplies NVFP4 rows, the others FP8 rows (E4M3 with a UE8M0 scale for 128 values). FP8: E4M3
+ * with a UE8M0 scale for 128 x 128; MXFP4: E2M1 with one for 32. mx_sm120a.cu has their units. */
+enum nib_sm120a_format { NIB_SM120A_NVFP4, NIB_SM120A_FP8, NIB_SM120A_MXFP4 };
 
 /* Units along the rows of one matrix, an even number. n_parts: 1, or 2 for gate and up of n_out rows each. */
 int64_t nib_sm120a_units(int64_t n_out, int32_t n_parts);
@@ -33,10 +39,12 @@ int64_t nib_sm120a_k_tiles(int64_t n_in);
 /* Bytes of one packed matrix. */
 int64_t nib_sm120a_code_bytes(int64_t n_out, int64_t n_in, int32_t n_parts);
 int64_t nib_sm120a_scale_bytes(int64_t n_out, int64_t n_in, int32_t n_parts);
+int64_t nib_sm120a_mx_code_bytes(int64_t n_out, int64_t n_in, enum nib_sm120a_format format); /* FP8 or MXFP4 */
+int64_t nib_sm120a_mx_scale_bytes(int64_t n_out, int64_t n_in);
 
 /* ---- Packing of weights ---- */
 
-/* Passed by value to nib_sm120a_pack: a thread for each 16 bytes of codes, blocks of 256. */
+/* Passed by value to nib_sm120a_pack, _pack_fp8 and _pack_mxfp4: a thread for each 16 bytes of codes, blocks of 256. */
 struct nib_sm120a_pack_args {
     const uint8_t *stored[2], *stored_scales[2]; /* [n_out][n_in / 2], [n_out][n_in / 16]; second part or NULL */
     uint8_t       *codes, *scales;
@@ -46,6 +54,9 @@ struct nib_sm120a_pack_args {
 
 /* n_in a multiple of 32. */
 void nib_sm120a_pack_plan(struct nib_sm120a_pack_args *args, struct nib_blackwell_launch *launch);
+/* The same for FP8 and MXFP4, which have one part. */
+void nib_sm120a_mx_pack_plan(struct nib_sm120a_pack_args *args, enum nib_sm120a_format format,
+                             struct nib_blackwell_launch *launch);
 
 /* ---- y = x w^T ---- */
 
@@ -96,6 +107,17 @@ struct nib_sm120a_linear {
 /* False, with a sentence in `error`, for what the kernels do not take. n_rows and n_out of at least 1. */
 bool nib_sm120a_linear_plan(const struct nib_sm120a_linear *p, struct nib_sm120a_linear_args *args,
                             struct nib_blackwell_launch *launch, char *error, size_t error_bytes);
+
+/* The same for FP8 rows and FP8 or MXFP4 weights: one part, no row scales (row_scale NULL), tile_rows 8, 16 or 64; codes
+ * of rows are bytes, their scales one byte for 128 values. */
+#define NIB_SM120A_MX_ROWS 64 /* of a tile of many rows */
+#define NIB_SM120A_MX_STAGES 4
+#define NIB_SM120A_FP8_STAGE 25088 /* bytes */
+#define NIB_SM120A_MXFP4_STAGE 16896
+bool nib_sm120a_mx_plan(const struct nib_sm120a_linear *p, enum nib_sm120a_format format,
+                        struct nib_sm120a_linear_args *args, struct nib_blackwell_launch *launch, char *error,
+                        size_t error_bytes);
+int32_t nib_sm120a_mx_tile_rows(int32_t n_rows, int32_t n_experts);
 
 /* Rows of a tile (8, 16, 32 or 128) for n_rows rows of one matrix, or spread over n_experts. */
 int32_t nib_sm120a_tile_rows(int32_t n_rows, int32_t n_experts);
