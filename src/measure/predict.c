@@ -23,13 +23,29 @@ static const struct plan k_plans[] = {
     {NIB_OP_HC_PRE, 0.70, 0.30, 2, 2},   {NIB_OP_HC_POST, 0.70, 0.30, 1, 1}, {NIB_OP_HC_HEAD, 0.70, 0.30, 2, 2},
     {NIB_OP_COMPRESS, 0.50, 0.50, 2, 2},
 };
+/* The kernels of docs/kernels/sm100a-attention.md, for NVFP4 activations on cards of compute capability 10.x: attention
+ * is bound by the chain of scores, weights and sums in a block, scores by adding up heads. One row's chain takes 10,000
+ * clocks, however few rows there are. */
+static const struct plan k_tcgen05_plans[] = {
+    {NIB_OP_ATTEND, 0.60, 0.32, 1, 1},
+    {NIB_OP_INDEX_SELECT, 0.60, 0.60, 3, 3},
+};
+static const double k_tcgen05_attend_s = 5.4e-6;
 static const struct plan k_other = {NIB_N_OPS, 0.50, 0.50, 1, 1};
 
 /* From one small kernel to the next inside a graph, each waiting for the one before. */
 static const double k_launch_s = 2.5e-6;
 
-static const struct plan *plan_of(enum nib_op op)
+static bool has_tcgen05(const struct nib_card *card)
 {
+    return strcmp(card->name, "b200") == 0 || strcmp(card->name, "b300") == 0;
+}
+
+static const struct plan *plan_of(enum nib_op op, bool tcgen05)
+{
+    for (size_t i = 0; tcgen05 && i < sizeof k_tcgen05_plans / sizeof *k_tcgen05_plans; i++)
+        if (k_tcgen05_plans[i].op == op)
+            return &k_tcgen05_plans[i];
     for (size_t i = 0; i < sizeof k_plans / sizeof *k_plans; i++)
         if (k_plans[i].op == op)
             return &k_plans[i];
@@ -46,6 +62,7 @@ struct counter {
     uint64_t random, weights_bytes;
     struct nib_prediction *out;
     struct nib_predicted_op slot[NIB_OP_SLOTS];
+    double least_s[NIB_OP_SLOTS]; /* of the slot's calls, by launches or what a call takes alone */
 };
 
 /* An op knows its stream and nothing else; it runs on the thread that called nib_predict(). */
@@ -124,8 +141,12 @@ static enum nib_status count(struct nib_stream *s, enum nib_op op, const void *a
     struct nib_cost cost;
     struct nib_moe_args moe;
     const char *name;
-    const struct plan *plan = plan_of(op);
-    struct nib_predicted_op *slot = &c->slot[nib_op_slot(&c->config, op, args, &name)];
+    /* int8_ops is what a card multiplies as 4-bit numbers when both sides are NVFP4. */
+    const bool fp4 = c->args->card->fp4_tflop_s > 0 && c->rank.act_quant == NIB_ACT_QUANT_NVFP4;
+    const bool tcgen05 = fp4 && has_tcgen05(c->args->card);
+    const struct plan *plan = plan_of(op, tcgen05);
+    const int which = nib_op_slot(&c->config, op, args, &name);
+    struct nib_predicted_op *slot = &c->slot[which];
     nib_arena_init(&arena);
     if (op == NIB_OP_MOE) {
         memcpy(&moe, args, sizeof moe);
@@ -146,11 +167,11 @@ static enum nib_status count(struct nib_stream *s, enum nib_op op, const void *a
     slot->ops_share = plan->ops_share;
     slot->n_calls++;
     slot->bytes += cost.bytes + stream_bytes(op, args);
-    /* int8_ops is what a card multiplies as 4-bit numbers when both sides are NVFP4. */
-    const bool fp4 = c->args->card->fp4_tflop_s > 0 && c->rank.act_quant == NIB_ACT_QUANT_NVFP4;
-    slot->n_launches += fp4 ? plan->n_fp4_launches : plan->n_launches;
+    int32_t n_launches = fp4 ? plan->n_fp4_launches : plan->n_launches;
     if (fp4 && op == NIB_OP_LINEAR)
-        slot->n_launches += ((const struct nib_linear_args *)args)->n_weights;
+        n_launches += ((const struct nib_linear_args *)args)->n_weights;
+    slot->n_launches += n_launches;
+    c->least_s[which] += fmax(n_launches * k_launch_s, tcgen05 && op == NIB_OP_ATTEND ? k_tcgen05_attend_s : 0);
     const bool fp4_products = fp4 && op != NIB_OP_INDEX_SELECT; /* whose kernels open FP4 keys first */
     slot->fp4_ops += fp4_products ? cost.int8_ops : 0;
     slot->bf16_ops += cost.fp32_ops + (fp4_products ? 0 : cost.int8_ops);
@@ -274,7 +295,7 @@ static void settle(struct counter *c)
         const double by_ops = ((card->fp4_tflop_s > 0 ? (double)o->fp4_ops / card->fp4_tflop_s : 0) +
                                (double)o->bf16_ops / card->bf16_tflop_s) /
                               1e12 / c->args->n_cards;
-        const double launches = o->n_launches * k_launch_s;
+        const double launches = c->least_s[i];
         const double bytes_s = by_bytes / o->bytes_share, ops_s = by_ops / o->ops_share;
         o->seconds = fmax(launches, fmax(bytes_s, ops_s));
         o->bound = o->seconds <= launches ? NIB_BOUND_LAUNCHES

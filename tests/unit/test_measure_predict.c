@@ -19,11 +19,11 @@ static const struct nib_card *card(const char *name)
     return NULL;
 }
 
-static struct nib_prediction predict(const char *shape, const char *on, int32_t n_seqs, int32_t n_context,
-                                     int32_t n_rows)
+static struct nib_prediction predict_on(const char *shape, const struct nib_card *on, int32_t n_seqs, int32_t n_context,
+                                        int32_t n_rows)
 {
     const struct nib_predict_args a = {.shape = {.name = shape},
-                                       .card = card(on),
+                                       .card = on,
                                        .n_cards = 1,
                                        .n_seqs = n_seqs,
                                        .n_context = n_context,
@@ -34,6 +34,12 @@ static struct nib_prediction predict(const char *shape, const char *on, int32_t 
     if (nib_predict(&a, &p, &err) != NIB_OK)
         fail_msg("%s", err.text);
     return p;
+}
+
+static struct nib_prediction predict(const char *shape, const char *on, int32_t n_seqs, int32_t n_context,
+                                     int32_t n_rows)
+{
+    return predict_on(shape, card(on), n_seqs, n_context, n_rows);
 }
 
 static const struct nib_predicted_op *op_of(const struct nib_prediction *p, const char *name)
@@ -84,6 +90,10 @@ static void decode(void **state)
     assert_int_equal(op_of(&p, "o_a")->bound, NIB_BOUND_BYTES);
     assert_true(fabs(op_of(&p, "norm")->seconds - 107.5e-6) < 0.1e-6);
     assert_int_equal(op_of(&p, "norm")->bound, NIB_BOUND_LAUNCHES);
+    /* 20 calls of 5.4 us each: one row's bytes and operations take less on all of a card. */
+    assert_int_equal(op_of(&p, "attend_hca")->n_launches, 20);
+    assert_true(fabs(op_of(&p, "attend_hca")->seconds - 20 * 5.4e-6) < 0.1e-6);
+    assert_int_equal(op_of(&p, "attend_hca")->bound, NIB_BOUND_LAUNCHES);
     double sum = 0;
     for (int32_t i = 0; i < p.n_ops; i++)
         sum += p.op[i].seconds;
@@ -106,6 +116,12 @@ static void prompt(void **state)
     (void)state;
     const struct nib_prediction p = predict("flash", "b200", 1, 0, 4096);
     assert_int_equal(op_of(&p, "o_a")->bound, NIB_BOUND_PRODUCTS);
+    /* Attention of a card with kernels for tensor memory, and of another with the same rates. */
+    struct nib_card plain = *card("b200");
+    plain.name = "other";
+    const struct nib_prediction other = predict_on("flash", &plain, 1, 0, 4096);
+    assert_int_equal(op_of(&p, "attend_csa")->bound, NIB_BOUND_PRODUCTS);
+    assert_true(fabs(op_of(&p, "attend_csa")->seconds / op_of(&other, "attend_csa")->seconds - 0.50 / 0.32) < 1e-9);
     assert_true(fabs(op_of(&p, "o_a")->seconds / (4096 * 43 * 67108864.0 / 2250e12 / 0.65) - 1) < 1e-9);
 }
 
