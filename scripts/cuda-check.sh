@@ -57,10 +57,12 @@ for part in "$@"; do
         check drafts "$bin/test_drafts" '*' cuda
         check sessions "$bin/test_sessions" '*' cuda ;;
     commands) check commands sh tests/cuda/commands_card.sh "$bin" ;;
-    sm120a) # the products of RTX cards on this one, their instruction emulated
+    sm120a) # the products of RTX cards on this one, their instruction emulated, and their attention
         check "sm120a" "$bin/parts_sm120a"
+        check "sm120a attention" "$bin/parts_attend_sm120a"
         for tool in memcheck racecheck initcheck synccheck; do
             check "sm120a $tool" compute-sanitizer --tool $tool --error-exitcode 9 "$bin/parts_sm120a" small
+            check "sm120a attention $tool" compute-sanitizer --tool $tool --error-exitcode 9 "$bin/parts_attend_sm120a" small
         done ;;
     sanitizer)
         for tool in memcheck racecheck initcheck synccheck; do

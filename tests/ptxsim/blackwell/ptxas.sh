@@ -43,6 +43,12 @@ experts combine 48 0
 attend attend_bf16 255 0
 attend attend_fp8 255 0
 attend attend_nvfp4 255 0
+attend attend_f32_bf16 255 0
+attend attend_f32_fp8 255 0
+attend attend_f32_nvfp4 255 0
+attend attend_f32_span_bf16 136 0
+attend attend_f32_span_fp8 136 0
+attend attend_f32_span_nvfp4 144 0
 attend attend_span_bf16 136 0
 attend attend_span_fp8 136 0
 attend attend_span_nvfp4 144 0

@@ -11,8 +11,7 @@ struct operands {
     struct nib_attend_args a;
     struct nib_rows        rows;
     float                 *window, *entries; /* decoded, by position and by number */
-    uint16_t              *q;
-    float                 *sink, *freq;
+    float                 *q, *sink, *freq;
     int32_t               *selected, *n_selected;
     int32_t                stride; /* of o */
 };
@@ -76,6 +75,19 @@ static void choose(struct rig_attend *r, struct operands *op, struct px_machine 
     op->a.n_selected = rig_alloc(m, (size_t)r->n_rows * 4, op->n_selected);
 }
 
+static struct nib_mat put_query(const struct rig_attend *r, struct px_machine *m, const float *q, int32_t cols)
+{
+    struct nib_mat to = {NULL, r->f32_query ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, r->n_rows, cols, cols};
+    size_t         n = (size_t)(r->n_rows * cols);
+    uint16_t      *codes = calloc(n, sizeof *codes);
+    assert_non_null(codes);
+    for (size_t i = 0; i < n; i++)
+        codes[i] = rig_bf16(q[i]);
+    to.data = r->f32_query ? rig_alloc(m, n * sizeof *q, q) : rig_alloc(m, n * sizeof *codes, codes);
+    free(codes);
+    return to;
+}
+
 static void make_operands(struct rig_attend *r, struct px_machine *m, struct operands *op)
 {
     int32_t  n = r->pos[r->n_rows - 1] + 1, n_pages = (n + PAGE - 1) / PAGE, cols = r->n_heads * D, zero = 0;
@@ -84,12 +96,14 @@ static void make_operands(struct rig_attend *r, struct px_machine *m, struct ope
     assert_true(n_pages <= 64 && r->n_rows <= 64);
     for (int32_t i = 0; i < n_pages; i++)
         page[i] = (int32_t)(((uint32_t)i + turn) % (uint32_t)n_pages);
-    op->q = calloc((size_t)(r->n_rows * cols), 2);
+    op->q = floats((size_t)(r->n_rows * cols));
     op->sink = floats((size_t)r->n_heads);
     op->freq = floats(ROT / 2);
-    assert_non_null(op->q);
-    for (int64_t i = 0; i < (int64_t)r->n_rows * cols; i++)
-        op->q[i] = rig_bf16(rig_value(&r->seed));
+    for (int64_t i = 0; i < (int64_t)r->n_rows * cols; i++) {
+        op->q[i] = rig_value(&r->seed) + (r->f32_query ? 1e-3f * rig_value(&r->seed) : 0);
+        if (!r->f32_query)
+            op->q[i] = rig_from_bf16(rig_bf16(op->q[i]));
+    }
     for (int32_t h = 0; h < r->n_heads; h++)
         op->sink[h] = h == 1 ? -INFINITY : 2 * rig_value(&r->seed);
     for (int32_t i = 0; i < ROT / 2; i++)
@@ -101,7 +115,7 @@ static void make_operands(struct rig_attend *r, struct px_machine *m, struct ope
     op->rows.window_page = op->rows.entry_page = rig_alloc(m, (size_t)n_pages * 4, page);
     op->rows.seq_start = rig_alloc(m, 4, &zero);
     op->a = (struct nib_attend_args){
-        .q = {rig_alloc(m, (size_t)(r->n_rows * cols) * 2, op->q), NIB_DTYPE_BF16, r->n_rows, cols, cols},
+        .q = put_query(r, m, op->q, cols),
         .sink = rig_alloc(m, (size_t)r->n_heads * 4, op->sink),
         .n_heads = r->n_heads,
         .head_dim = D,
@@ -142,12 +156,12 @@ static void own_attend(const struct rig_attend *r, const struct operands *op, in
 {
     const float   *row[2048];
     double         score[2048], slack[2048], most = (double)op->sink[h], sum, mean = 0, u = 0x1p-24;
-    const uint16_t *q = op->q + ((int64_t)t * r->n_heads + h) * D;
+    const float   *q = op->q + ((int64_t)t * r->n_heads + h) * D;
     int32_t        n = attended(r, op, t, row);
     for (int32_t j = 0; j < n; j++) {
         double dot = 0, mag = 0;
         for (int i = 0; i < D; i++) {
-            double v = (double)rig_from_bf16(q[i]) * (double)row[j][i];
+            double v = (double)q[i] * (double)row[j][i];
             dot += v;
             mag += fabs(v);
         }
@@ -185,12 +199,12 @@ static void own_attend(const struct rig_attend *r, const struct operands *op, in
 
 /* ---- A run ---- */
 
-static const char *name_of(const struct rig_attend *r)
+static void name_of(const struct rig_attend *r, char name[64])
 {
-    static const char *const names[] = {"nib_sm120a_attend_bf16",       "nib_sm120a_attend_fp8",
-                                        "nib_sm120a_attend_nvfp4",      "nib_sm120a_attend_span_bf16",
-                                        "nib_sm120a_attend_span_fp8",   "nib_sm120a_attend_span_nvfp4"};
-    return names[(r->n_spans > 0) * 3 + (r->format == NIB_ROW_FP8 ? 1 : r->format == NIB_ROW_NVFP4 ? 2 : 0)];
+    (void)snprintf(name, 64, "nib_sm120a_attend_%s%s%s", r->f32_query ? "f32_" : "", r->n_spans > 0 ? "span_" : "",
+                   r->format == NIB_ROW_FP8     ? "fp8"
+                   : r->format == NIB_ROW_NVFP4 ? "nvfp4"
+                                                : "bf16");
 }
 
 static bool launch(struct rig_attend *r, struct px_machine *m, const char *kernel, struct operands *op,
@@ -215,12 +229,14 @@ static bool launch_all(struct rig_attend *r, struct px_machine *m, struct operan
     struct nib_sm120a_spans sp = {.n_heads = r->n_heads,
                                   .n_spans = r->n_spans,
                                   .n_groups = (r->n_heads + NIB_SM120A_ATTEND_HEADS - 1) / NIB_SM120A_ATTEND_HEADS};
+    char     name[64];
     uint32_t rows = (uint32_t)r->n_rows, groups = (uint32_t)sp.n_groups, heads = (uint32_t)r->n_heads;
+    name_of(r, name);
     if (r->n_spans == 0)
-        return launch(r, m, name_of(r), op, &sp, (struct px_dim){rows * groups, 1, 1}, 256, bytes);
+        return launch(r, m, name, op, &sp, (struct px_dim){rows * groups, 1, 1}, 256, bytes);
     sp.part = rig_alloc(m, (size_t)r->n_rows * (size_t)(r->n_spans + 1) * heads * NIB_SM120A_PART_FLOATS * 4, NULL);
     for (; sp.first < all; sp.first += sp.n_spans)
-        if (!launch(r, m, name_of(r), op, &sp, (struct px_dim){(uint32_t)sp.n_spans, groups, rows}, 256, bytes) ||
+        if (!launch(r, m, name, op, &sp, (struct px_dim){(uint32_t)sp.n_spans, groups, rows}, 256, bytes) ||
             !launch(r, m, "nib_sm120a_attend_fold", op, &sp, (struct px_dim){heads, rows, 1}, 128, 0))
             return false;
     return true;

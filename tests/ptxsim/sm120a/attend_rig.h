@@ -9,7 +9,7 @@ struct rig_attend {
     int32_t             n_heads, n_rows, n_window, ratio;
     int32_t             top_k;    /* entries that each row chooses; 0: all that it sees */
     const int32_t      *pos;      /* [n_rows], ascending; one sequence */
-    bool                bf16_out;
+    bool                bf16_out, f32_query;
     int32_t             n_spans;  /* summed apart, this many a launch; 0: rows as a whole */
     struct px_config    config;
     uint64_t            seed;

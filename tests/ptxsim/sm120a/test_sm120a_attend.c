@@ -33,6 +33,7 @@ static void windows(void **state)
                                       .n_window = 128,
                                       .pos = pos,
                                       .bf16_out = f == 1,
+                                      .f32_query = f == 0,
                                       .seed = (uint64_t)f},
                   3, (uint64_t)f);
 }
@@ -49,6 +50,7 @@ static void entries(void **state)
                                       .ratio = 4,
                                       .top_k = f == 1 ? 0 : 30, /* chosen ones, or all */
                                       .pos = pos,
+                                      .f32_query = f > 0,
                                       .seed = 7 + (uint64_t)f},
                   1, 3 + (uint64_t)f);
 }
@@ -67,6 +69,7 @@ static void schedules(void **state)
                                           .top_k = seed % 2 ? 0 : 50,
                                           .pos = pos,
                                           .bf16_out = seed % 3 == 1,
+                                          .f32_query = seed % 2 == 1,
                                           .config = {.mma_by_steps = seed % 4 == 3},
                                           .seed = seed},
                       2, seed);
@@ -79,6 +82,7 @@ static const int32_t broken_pos[] = {90};
 static struct rig_attend problem(enum nib_row_format format, int32_t n_spans, uint64_t seed)
 {
     return (struct rig_attend){.format = format,
+                               .f32_query = format == NIB_ROW_FP8,
                                .n_heads = 32,
                                .n_rows = 1,
                                .n_window = 128,
@@ -148,6 +152,7 @@ static const struct ptx_breakage whole_fp8[] = {
     {"decoded over what others multiply", "bar.sync", 0, PTX_DELETE, NULL},
     {"weights read before they are there", "bar.sync", 3, PTX_DELETE, NULL},
     {"no wait for copies", "cp.async.wait_group 1", 0, PTX_DELETE, NULL},
+    {"the query's middle part left out", "mma.sync", 2, PTX_DELETE, NULL},
     {NULL, NULL, 0, PTX_DELETE, NULL},
 };
 static const struct ptx_breakage span_nvfp4[] = {
@@ -171,7 +176,7 @@ static void broken(void **state)
             if (caught(problem(formats[f % 3], f / 3, seed), text, sizeof text))
                 fail_msg("unbroken: %s", text);
     break_all("nib_sm120a_attend_bf16", NIB_ROW_BF16, 0, whole_bf16);
-    break_all("nib_sm120a_attend_fp8", NIB_ROW_FP8, 0, whole_fp8);
+    break_all("nib_sm120a_attend_f32_fp8", NIB_ROW_FP8, 0, whole_fp8);
     break_all("nib_sm120a_attend_span_nvfp4", NIB_ROW_NVFP4, 1, span_nvfp4);
     break_all("nib_sm120a_attend_fold", NIB_ROW_BF16, 1, fold);
 }

@@ -1,5 +1,5 @@
-/* Attention on mma.sync within 99 KiB of shared memory and without clusters, for bf16 queries at head_dim 512 with 64
- * rotary channels, over rows of BF16, FP8 or NVFP4.
+/* Attention on mma.sync within 99 KiB of shared memory and without clusters, for queries of BF16 or fp32 (three bf16
+ * parts, which are it exactly) at head_dim 512 with 64 rotary channels, over rows of BF16, FP8 or NVFP4.
  *
  * Attended rows are taken 32 at a time, a span. A block takes 32 heads of one query row; a warp 16 of them and a
  * quarter of the channels: of the query, which stays in its registers, in the first product, of the rows in the second.
@@ -10,7 +10,7 @@
  * Numbers as in any/attend_mma.cu: decoded values are exact, NVFP4 row scales multiply scores and weights, weights are
  * two bf16 parts. The next span's rows are on their way, as stored, while this one is multiplied.
  *
- * Bytes: a span once per 32 heads. Work: 3 * 32 * 32 * 512 multiply-adds a span. docs/kernels/sm120a.md has the rest. */
+ * Bytes: a span once per 32 heads. Work: 3 * 32 * 32 * 512 multiply-adds a span, 5 with fp32 queries. docs/kernels/sm120a.md has the rest. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/attended.cuh"
 #include "backend/cuda/device/launch.cuh"
@@ -90,6 +90,7 @@ NIB_DEVICE void start_rows(struct shared<format> *m, const struct nib_attend_arg
 template <int format> NIB_DEVICE void decode_rows(struct shared<format> *m, int stage, int32_t n)
 {
     int lane = threadIdx.x % 32;
+#pragma unroll 1
     for (int r = threadIdx.x / 32; r < kSpan; r += kWarps) {
         if (r >= n) {
             ((uint4 *)m->kv[0][r])[lane] = ((uint4 *)m->kv[0][r])[lane + 32] = make_uint4(0, 0, 0, 0);
@@ -105,24 +106,54 @@ template <int format> NIB_DEVICE void decode_rows(struct shared<format> *m, int 
 
 /* ---- A span ---- */
 
-/* This warp's part of the query as it is multiplied: 16 heads, 128 channels. */
-NIB_DEVICE void load_query(const struct nib_attend_args &a, int64_t t, int h, int slice, uint32_t q[kChannels / 16][4])
+/* Two channels of a query as registers keep them: as stored. */
+template <int parts> struct pair_of {
+    uint32_t v;
+};
+template <> struct pair_of<3> {
+    float2 v;
+};
+
+/* Their bf16 parts. All but the last are cut, not rounded: what is left over is exact. */
+NIB_DEVICE void parts_of(struct pair_of<1> q, uint32_t part[1])
 {
-    int             g = threadIdx.x % 32 / 4, l = threadIdx.x % 4;
-    const uint16_t *from = (const uint16_t *)a.q.data + t * a.q.stride + (int64_t)(h + g) * kD + slice * kChannels;
+    part[0] = q.v;
+}
+
+NIB_DEVICE void parts_of(struct pair_of<3> q, uint32_t part[3])
+{
+    asm volatile("" : "+f"(q.v.x), "+f"(q.v.y)); /* anew for each span: kept, all parts would take 96 registers */
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        uint32_t low = __float_as_uint(q.v.x) & 0xffff0000u, high = __float_as_uint(q.v.y) & 0xffff0000u;
+        part[p] = low >> 16 | high;
+        q.v.x -= __uint_as_float(low);
+        q.v.y -= __uint_as_float(high);
+    }
+    part[2] = nib_pack_bf16x2(q.v.x, q.v.y);
+}
+
+/* This warp's part of the query as fragments: 16 heads, 128 channels. */
+template <int parts>
+NIB_DEVICE void load_query(const struct nib_attend_args &a, int64_t t, int h, int slice,
+                           struct pair_of<parts> q[kChannels / 16][4])
+{
+    int     g = threadIdx.x % 32 / 4, l = threadIdx.x % 4;
+    int64_t from = (t * a.q.stride + (int64_t)(h + g) * kD + slice * kChannels + 2 * l) / 2;
 #pragma unroll
     for (int k = 0; k < kChannels / 16; k++)
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            q[k][i] = h + g + i % 2 * 8 < a.n_heads
-                          ? *(const uint32_t *)(from + i % 2 * 8 * kD + k * 16 + i / 2 * 8 + 2 * l)
-                          : 0;
+        for (int i = 0; i < 4; i++) {
+            q[k][i].v = {};
+            if (h + g + i % 2 * 8 < a.n_heads)
+                q[k][i] = ((const struct pair_of<parts> *)a.q.data)[from + (i % 2 * 8 * kD + k * 16 + i / 2 * 8) / 2];
+        }
 }
 
 /* Products of this warp's heads and channels with all 32 rows, to shared memory. */
-template <int format>
+template <int format, int parts>
 NIB_DEVICE void score_span(struct shared<format> *m, int stage, int half, int slice,
-                           const uint32_t q[kChannels / 16][4])
+                           const struct pair_of<parts> q[kChannels / 16][4])
 {
     int   lane = threadIdx.x % 32, g = lane / 4, l = lane % 4;
     float s[kSpan / 8][4] = {};
@@ -132,13 +163,24 @@ NIB_DEVICE void score_span(struct shared<format> *m, int stage, int half, int sl
 #pragma unroll
             for (int i = 0; i < kSpan / 2; i++)
                 s[i / 4][i % 4] *= m->row_scale[i / 4 * 8 + 2 * l + i % 2];
+        uint32_t w[4][parts], part[parts][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            parts_of(q[k][i], w[i]);
+#pragma unroll
+            for (int p = 0; p < parts; p++)
+                part[p][i] = w[i][p];
+        }
 #pragma unroll
         for (int r = 0; r < kSpan; r += 16) {
             uint32_t b[4];
             nib_ldmatrix_x4(
                 b, &m->kv[stage][r + lane / 16 * 8 + lane % 8][slice * kChannels + k * 16 + lane / 8 % 2 * 8]);
-            nib_mma_bf16(s[r / 8], q[k], b[0], b[1]);
-            nib_mma_bf16(s[r / 8 + 1], q[k], b[2], b[3]);
+#pragma unroll
+            for (int p = 0; p < parts; p++) {
+                nib_mma_bf16(s[r / 8], part[p], b[0], b[1]);
+                nib_mma_bf16(s[r / 8 + 1], part[p], b[2], b[3]);
+            }
         }
     }
     if (format == NIB_ROW_NVFP4 && slice < kSlices - 1)
@@ -289,10 +331,9 @@ NIB_DEVICE void rotate_back(float *even, float *odd, float c, float s)
     *odd = fmaf(o, c, -q) - fmaf(e, s, -q);
 }
 
-/* Two channels, col even. */
-NIB_DEVICE void store_pair(const struct nib_mat &y, int64_t t, int64_t col, float v0, float v1)
+/* Two channels from element i of y on. */
+NIB_DEVICE void store_pair(const struct nib_mat &y, int64_t i, float v0, float v1)
 {
-    int64_t i = t * y.stride + col;
     if (y.dtype == NIB_DTYPE_F32) {
         ((float *)y.data)[i] = v0;
         ((float *)y.data)[i + 1] = v1;
@@ -333,23 +374,26 @@ NIB_DEVICE void store_heads(const struct nib_attend_args &a, const struct shared
 {
     int lane = threadIdx.x % 32, g = half * 16 + lane / 4, c = slice * kChannels + lane % 4 * 2;
 #pragma unroll
-    for (int nt = 0; nt < kChannels / 8; nt++)
+    for (int i = 0; i < 2; i++) {
+        int     h = g + i * 8;
+        int64_t at = t * a.o.stride + (int64_t)(h0 + h) * kD + c;
+        if (h0 + h >= a.n_heads)
+            continue;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int   h = g + i * 8, at = c + nt * 8, pair = (at - kNope) / 2;
+        for (int nt = 0; nt < kChannels / 8; nt++) {
+            int   pair = (c + nt * 8 - kNope) / 2;
             float even = o[nt][2 * i] * m->add[h], odd = o[nt][2 * i + 1] * m->add[h];
-            if (h0 + h >= a.n_heads)
-                continue;
-            if (at >= kNope)
+            if (c + nt * 8 >= kNope)
                 rotate_back(&even, &odd, m->angle[pair], m->angle[kRot / 2 + pair]);
-            store_pair(a.o, t, (int64_t)(h0 + h) * kD + at, even, odd);
+            store_pair(a.o, at + nt * 8, even, odd);
         }
+    }
 }
 
 /* ---- Kernels ---- */
 
 /* Grid (rows * groups of heads), or for one span a block (spans, groups of heads, rows). */
-template <int format, bool split>
+template <int format, int parts, bool split>
 NIB_DEVICE void attend(const struct nib_attend_args &a, const struct nib_rows &rows, const struct nib_sm120a_spans &sp)
 {
     extern __shared__ __align__(16) uint8_t memory[];
@@ -364,11 +408,11 @@ NIB_DEVICE void attend(const struct nib_attend_args &a, const struct nib_rows &r
         return;
     start_rows<format>(m, a, find_row(a, at, begin), 0);
     const uint8_t *found = split ? NULL : find_row(a, at, begin + kSpan);
-    uint32_t       q[kChannels / 16][4];
+    struct pair_of<parts> q[kChannels / 16][4];
     float          o[kChannels / 8][4] = {};
     int32_t        head = h0 + (int32_t)threadIdx.x / 8;
     float          most = head < a.n_heads ? a.sink[head] : 0, total = 1;
-    load_query(a, t, h0 + half * 16, slice, q);
+    load_query<parts>(a, t, h0 + half * 16, slice, q);
     if (!split && threadIdx.x < kRot / 2)
         turn((float)(rows.pos[t] - rows.first_pos) * a.rope.freq[threadIdx.x], &m->angle[threadIdx.x],
              &m->angle[kRot / 2 + threadIdx.x]);
@@ -390,7 +434,7 @@ NIB_DEVICE void attend(const struct nib_attend_args &a, const struct nib_rows &r
             decode_rows<format>(m, i % 2, n);
             __syncthreads();
         }
-        score_span<format>(m, stage, half, slice, q);
+        score_span<format, parts>(m, stage, half, slice, q);
         __syncthreads();
         weigh_span<format>(m, a.scale, n, &span_most, &span_total);
         if (!split) {
@@ -418,26 +462,25 @@ NIB_DEVICE void attend(const struct nib_attend_args &a, const struct nib_rows &r
     store_heads<format>(a, m, t, h0, half, slice, o);
 }
 
-#define KERNELS(name, format)                                                                                          \
+#define KERNEL(name, format, parts, split)                                                                             \
     extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                          \
     nib_sm120a_attend_##name(const __grid_constant__ struct nib_attend_args a,                                         \
-                             const __grid_constant__ struct nib_rows rows, const __grid_constant__ struct nib_sm120a_spans sp)    \
+                             const __grid_constant__ struct nib_rows rows,                                             \
+                             const __grid_constant__ struct nib_sm120a_spans sp)                                       \
     {                                                                                                                  \
         nib_grid_start();                                                                                              \
-        attend<format, false>(a, rows, sp);                                                                            \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                          \
-    nib_sm120a_attend_span_##name(const __grid_constant__ struct nib_attend_args a,                                    \
-                                  const __grid_constant__ struct nib_rows rows,                                        \
-                                  const __grid_constant__ struct nib_sm120a_spans sp)                                             \
-    {                                                                                                                  \
-        nib_grid_start();                                                                                              \
-        attend<format, true>(a, rows, sp);                                                                             \
+        attend<format, parts, split>(a, rows, sp);                                                                     \
     }
+#define KERNELS(name, format)                                                                                          \
+    KERNEL(name, format, 1, false)                                                                                     \
+    KERNEL(span_##name, format, 1, true)                                                                               \
+    KERNEL(f32_##name, format, 3, false)                                                                               \
+    KERNEL(f32_span_##name, format, 3, true)
 KERNELS(bf16, NIB_ROW_BF16)
 KERNELS(fp8, NIB_ROW_FP8)
 KERNELS(nvfp4, NIB_ROW_NVFP4)
 #undef KERNELS
+#undef KERNEL
 
 /* Adds the spans of this launch to the sum so far. Grid (heads, rows), 128 threads: four channels each. */
 extern "C" __global__ void __launch_bounds__(128)
@@ -485,7 +528,7 @@ nib_sm120a_attend_fold(const __grid_constant__ struct nib_attend_args a, const _
             turn((float)(rows.pos[t] - rows.first_pos) * a.rope.freq[(c - kNope + i) / 2], &cosine, &sine);
             rotate_back(&even, &odd, cosine, sine);
         }
-        store_pair(a.o, t, (int64_t)h * kD + c + i, even, odd);
+        store_pair(a.o, t * a.o.stride + (int64_t)h * kD + c + i, even, odd);
     }
 }
 
@@ -519,17 +562,33 @@ static void launch_split(struct nib_stream *s, kernel *k, size_t bytes, const st
     }
 }
 
+static bool takes(const struct nib_attend_args *a)
+{
+    /* Rows' formats, sizes and places are asked for as if the query were BF16; an fp32 one is read by 8 bytes. */
+    struct nib_attend_args as_bf16 = *a;
+    as_bf16.q.dtype = NIB_DTYPE_BF16;
+    as_bf16.q.stride *= a->q.dtype == NIB_DTYPE_F32 && a->q.stride % 2 == 0 ? 4 : 1;
+    return nib_cuda_attend_mma_takes(&as_bf16);
+}
+
 enum nib_status nib_cuda_sm120a_attend(struct nib_stream *s, const struct nib_attend_args *a)
 {
     static const struct {
-        kernel *whole, *span;
+        kernel *whole[2], *span[2]; /* of queries in BF16 and fp32 */
         size_t  bytes;
-    } kernels[] = {{nib_sm120a_attend_bf16, nib_sm120a_attend_span_bf16, NIB_SM120A_ATTEND_BF16},
-                   {nib_sm120a_attend_fp8, nib_sm120a_attend_span_fp8, NIB_SM120A_ATTEND_FP8},
-                   {nib_sm120a_attend_nvfp4, nib_sm120a_attend_span_nvfp4, NIB_SM120A_ATTEND_NVFP4}};
-    const auto  &k = kernels[a->window.format == NIB_ROW_FP8 ? 1 : a->window.format == NIB_ROW_NVFP4 ? 2 : 0];
+    } kernels[] = {{{nib_sm120a_attend_bf16, nib_sm120a_attend_f32_bf16},
+                    {nib_sm120a_attend_span_bf16, nib_sm120a_attend_f32_span_bf16},
+                    NIB_SM120A_ATTEND_BF16},
+                   {{nib_sm120a_attend_fp8, nib_sm120a_attend_f32_fp8},
+                    {nib_sm120a_attend_span_fp8, nib_sm120a_attend_f32_span_fp8},
+                    NIB_SM120A_ATTEND_FP8},
+                   {{nib_sm120a_attend_nvfp4, nib_sm120a_attend_f32_nvfp4},
+                    {nib_sm120a_attend_span_nvfp4, nib_sm120a_attend_f32_span_nvfp4},
+                    NIB_SM120A_ATTEND_NVFP4}};
+    const auto &k = kernels[a->window.format == NIB_ROW_FP8 ? 1 : a->window.format == NIB_ROW_NVFP4 ? 2 : 0];
+    int         f32 = a->q.dtype == NIB_DTYPE_F32;
     struct nib_sm120a_spans sp = {};
-    if (a->rows->n_rows == 0 || !nib_cuda_attend_mma_takes(a))
+    if (a->rows->n_rows == 0 || !takes(a))
         return nib_cuda_attend(s, a);
     sp.part = s->attend;
     sp.n_heads = a->n_heads;
@@ -537,8 +596,8 @@ enum nib_status nib_cuda_sm120a_attend(struct nib_stream *s, const struct nib_at
     /* Whole rows take a block as long as all their spans; spans apart take memory for sums. */
     int64_t blocks = (int64_t)a->rows->n_rows * sp.n_groups;
     if (blocks * 8 > s->n_sms)
-        launch(s, k.whole, (unsigned)blocks, k.bytes, a, sp);
+        launch(s, k.whole[f32], (unsigned)blocks, k.bytes, a, sp);
     else
-        launch_split(s, k.span, k.bytes, a, sp);
+        launch_split(s, k.span[f32], k.bytes, a, sp);
     return nib_cuda_check(s, cudaGetLastError(), "attend");
 }

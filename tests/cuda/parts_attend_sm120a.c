@@ -1,0 +1,161 @@
+/* Attention of sm_120a on a Hopper card, which has all its instructions. The problems and what must come out are those
+ * of the simulator's tests (tests/ptxsim/sm120a/attend_rig.c); this file stands in for the simulator: memory that card
+ * and host both see, kernels by name.
+ *
+ *   parts_attend_sm120a [small]     small: problems for compute-sanitizer */
+#include <cuda_runtime_api.h>
+
+#include "ptxsim/sm120a/attend_rig.h"
+
+#define KERNELS(X)                                                                                                     \
+    X(nib_sm120a_attend_bf16)                                                                                          \
+    X(nib_sm120a_attend_fp8)                                                                                           \
+    X(nib_sm120a_attend_nvfp4)                                                                                         \
+    X(nib_sm120a_attend_f32_bf16)                                                                                      \
+    X(nib_sm120a_attend_f32_fp8)                                                                                       \
+    X(nib_sm120a_attend_f32_nvfp4)                                                                                     \
+    X(nib_sm120a_attend_f32_span_bf16)                                                                                 \
+    X(nib_sm120a_attend_f32_span_fp8)                                                                                  \
+    X(nib_sm120a_attend_f32_span_nvfp4)                                                                                \
+    X(nib_sm120a_attend_span_bf16)                                                                                     \
+    X(nib_sm120a_attend_span_fp8)                                                                                      \
+    X(nib_sm120a_attend_span_nvfp4)                                                                                    \
+    X(nib_sm120a_attend_fold)
+#define X(name) void name(struct nib_attend_args a, struct nib_rows rows, struct nib_sm120a_spans sp);
+KERNELS(X)
+#undef X
+
+/* ---- In the simulator's place ---- */
+
+struct px_machine {
+    void *taken[64];
+    int   n;
+    char  error[200];
+};
+
+struct px_machine *px_machine_new(const struct px_config *config)
+{
+    (void)config;
+    return calloc(1, sizeof(struct px_machine));
+}
+
+void px_machine_free(struct px_machine *m)
+{
+    for (int i = 0; i < m->n; i++)
+        (void)cudaFree(m->taken[i]);
+    free(m);
+}
+
+void *px_alloc(struct px_machine *m, size_t bytes)
+{
+    void *p = NULL;
+    if (m->n == 64 || cudaMallocManaged(&p, bytes + 1, cudaMemAttachGlobal) != cudaSuccess)
+        return NULL;
+    m->taken[m->n++] = p;
+    memset(p, 0xff, bytes); /* NaN, which no result may be left as */
+    return p;
+}
+
+bool px_wrote(struct px_machine *m, const void *p, size_t bytes)
+{
+    (void)m, (void)p, (void)bytes;
+    return true;
+}
+
+bool px_written(const struct px_machine *m, const void *p, size_t bytes)
+{
+    (void)m, (void)p, (void)bytes;
+    return true;
+}
+
+const char *px_error(const struct px_machine *m)
+{
+    return m->error;
+}
+
+struct px_module *px_module_read(const char *path, char *error, size_t error_bytes)
+{
+    static int nothing;
+    (void)path, (void)error, (void)error_bytes;
+    return (struct px_module *)(void *)&nothing;
+}
+
+bool px_run(struct px_machine *m, struct px_module *module, const char *entry, const struct px_launch *l)
+{
+    static const struct {
+        const char *name;
+        const void *handle;
+    } kernels[] = {
+#define X(name) {#name, (const void *)name},
+        KERNELS(X)
+#undef X
+    };
+    const void *handle = NULL;
+    (void)module;
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+        if (strcmp(kernels[i].name, entry) == 0)
+            handle = kernels[i].handle;
+    cudaError_t e =
+        cudaFuncSetAttribute(handle, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)l->shared_bytes);
+    if (e == cudaSuccess)
+        e = cudaLaunchKernel(handle, (dim3){l->grid.x, l->grid.y, l->grid.z}, (dim3){l->block.x, 1, 1},
+                             (void **)(uintptr_t)l->params, l->shared_bytes, NULL);
+    if (e == cudaSuccess)
+        e = cudaDeviceSynchronize();
+    if (e != cudaSuccess)
+        (void)snprintf(m->error, sizeof m->error, "%s: %s", entry, cudaGetErrorString(e));
+    return e == cudaSuccess;
+}
+
+/* ---- Problems ---- */
+
+static int failed;
+
+static void run(const char *name, struct rig_attend r, int32_t n_spans)
+{
+    char              text[300] = "";
+    struct rig_attend apart = r;
+    apart.n_spans = n_spans;
+    bool ran = rig_attend_run(&r) && rig_attend_run(&apart);
+    bool right = ran && rig_attend_right(&r, text, sizeof text) && rig_attend_right(&apart, text, sizeof text);
+    bool same = right && memcmp(r.o, apart.o, (size_t)r.n_rows * (size_t)r.n_heads * 512 * sizeof *r.o) == 0;
+    printf("%s rows, %s query, %d heads, window %d, ratio %d, %d chosen: %s%s%s%s\n", name,
+           r.f32_query ? "fp32" : "bf16", (int)r.n_heads, (int)r.n_window,
+           (int)r.ratio, (int)r.top_k, same ? "right, the same bits in spans" : "WRONG ", r.error, apart.error, text);
+    failed += !same;
+    rig_attend_free(&r);
+    rig_attend_free(&apart);
+}
+
+int main(int argc, char **argv)
+{
+    static const int32_t             few[] = {0, 40, 127}, many[] = {3, 31, 32, 200, 511, 900, 1500};
+    static const enum nib_row_format formats[] = {NIB_ROW_BF16, NIB_ROW_FP8, NIB_ROW_NVFP4};
+    static const char *const         names[] = {"bf16", "fp8", "nvfp4"};
+    bool                             small = argc > 1 && strcmp(argv[1], "small") == 0;
+    for (int f = 0; f < 3; f++) {
+        struct rig_attend r = {.format = formats[f],
+                               .n_heads = 35,
+                               .n_rows = 3,
+                               .n_window = 128,
+                               .pos = few,
+                               .bf16_out = f == 1,
+                               .seed = (uint64_t)f};
+        run(names[f], r, 3);
+        r.f32_query = true;
+        run(names[f], r, 2);
+        if (small)
+            continue;
+        r.n_heads = 64;
+        r.n_rows = 7;
+        r.pos = many;
+        r.ratio = 4;
+        r.top_k = 200;
+        run(names[f], r, 2);
+        r.top_k = 0;
+        r.f32_query = false;
+        run(names[f], r, 5);
+    }
+    puts(failed ? "FAILED" : "all right");
+    return failed != 0;
+}
