@@ -6,9 +6,9 @@ find_path(NIB_CUDA_INCLUDE cuda_runtime_api.h HINTS ${CMAKE_CUDA_TOOLKIT_INCLUDE
 find_library(NIB_CUDART cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} /usr/local/cuda/lib64 /usr/local/cuda/lib REQUIRED)
 find_package(Threads REQUIRED)
 
-# sm_100f is machine code for every card of compute capability 10.x (B200, GB200, B300, GB300).
-# sm_120f for RTX 50, RTX PRO 6000 and GB10 can be added: docs/kernels/sm120a.md says why it is not there by default.
-set(NIB_CUDA_TARGETS "sm_90a;sm_100f" CACHE STRING
+# Machine code for every card that this backend runs on, in one program: sm_90a for H100 and H200, sm_100f for all of
+# compute capability 10.x (B200, GB200, B300, GB300), sm_120f for all of 12.x (RTX PRO 6000, RTX 50, GB10).
+set(NIB_CUDA_TARGETS "sm_90a;sm_100f;sm_120f" CACHE STRING
   "GPU targets, of sm_90a, sm_100f, sm_100a, sm_103a, sm_120f, sm_120a and sm_121a")
 set(gencode)
 foreach(target IN LISTS NIB_CUDA_TARGETS)
