@@ -9,7 +9,8 @@ if [ "$2" = sm100a ] || [ "$2" = sm120a ]; then
     case $family in
     sm100a) card=100 kernels='norm linear_one linear_pair place groups swiglu swiglu_act combine pack_scales
         attend_bf16 attend_fp8 attend_nvfp4 index_fp4 index_bf16' ;;
-    sm120a) card=120 kernels='norm decode_8 decode_16 linear_32 linear_128 groups swiglu swiglu_act combine pack' ;;
+    sm120a) card=120 kernels='norm decode_8 decode_16 linear_32 linear_128 groups swiglu swiglu_act combine pack
+        attend_f32_bf16 attend_span_fp8 attend_fold' ;;
     esac
     trace=$(mktemp)
     trap 'rm -f "$trace" "$trace.skip"' EXIT

@@ -1,6 +1,7 @@
 /* The sm_120a family (blackwell/table_blackwell.h): launches of the kernels in this folder. Rows are multiplied where
  * they are; experts' rows too, through the pairs. */
 #include "backend/cuda/blackwell/table_blackwell.h"
+#include "backend/cuda/sm120a/selftest_sm120a.h"
 #include "backend/cuda/sm120a/sm120a.h"
 
 /* Host handles of the kernels, as nvcc's stubs define them. */
@@ -158,5 +159,6 @@ const struct nib_blackwell_family nib_blackwell_sm120a = {
     .tile_rows = nib_sm120a_tile_rows,
     .multiply = multiply,
     .products = products,
+    .selftest = nib_sm120a_selftest,
     .attend = nib_cuda_sm120a_attend,
 };
