@@ -30,22 +30,46 @@ static const struct plan k_tcgen05_plans[] = {
     {NIB_OP_ATTEND, 0.60, 0.32, 1, 1},
     {NIB_OP_INDEX_SELECT, 0.60, 0.60, 3, 3},
 };
-static const double k_tcgen05_attend_s = 5.4e-6;
+/* Those of docs/kernels/sm120a.md on cards of 12.x. Linears have a launch a weight and no other. Attention of fp32 queries
+ * makes five products where two are counted, 10,240 clocks a span of 32 rows and some 1,500 beside them; a row takes
+ * that long, its rows' way from memory and the adding of spans. Index scores of fp32 queries have no tensor cores. */
+static const struct plan k_mma_plans[] = {
+    {NIB_OP_LINEAR, 0.80, 0.75, 2, 0},
+    {NIB_OP_MOE, 0.70, 0.60, 10, 13},
+    {NIB_OP_ATTEND, 0.60, 0.35, 2, 2},
+    {NIB_OP_INDEX_SELECT, 0.60, 0.20, 3, 3},
+};
 static const struct plan k_other = {NIB_N_OPS, 0.50, 0.50, 1, 1};
 
 /* From one small kernel to the next inside a graph, each waiting for the one before. */
 static const double k_launch_s = 2.5e-6;
 
-static bool has_tcgen05(const struct nib_card *card)
+/* What a card's own kernels do otherwise than k_plans. */
+struct family {
+    const char        *cards[2];
+    const struct plan *plans;
+    size_t             n;
+    double             attend_s; /* attention of one row, however few there are */
+};
+static const struct family k_families[] = {
+    {{"b200", "b300"}, k_tcgen05_plans, sizeof k_tcgen05_plans / sizeof *k_tcgen05_plans, 5.4e-6},
+    {{"rtx-pro-6000", "spark"}, k_mma_plans, sizeof k_mma_plans / sizeof *k_mma_plans, 8e-6},
+};
+
+/* NULL: none of its own. */
+static const struct family *family_of(const struct nib_card *card)
 {
-    return strcmp(card->name, "b200") == 0 || strcmp(card->name, "b300") == 0;
+    for (size_t i = 0; i < sizeof k_families / sizeof *k_families; i++)
+        if (strcmp(card->name, k_families[i].cards[0]) == 0 || strcmp(card->name, k_families[i].cards[1]) == 0)
+            return &k_families[i];
+    return NULL;
 }
 
-static const struct plan *plan_of(enum nib_op op, bool tcgen05)
+static const struct plan *plan_of(enum nib_op op, const struct family *family)
 {
-    for (size_t i = 0; tcgen05 && i < sizeof k_tcgen05_plans / sizeof *k_tcgen05_plans; i++)
-        if (k_tcgen05_plans[i].op == op)
-            return &k_tcgen05_plans[i];
+    for (size_t i = 0; family && i < family->n; i++)
+        if (family->plans[i].op == op)
+            return &family->plans[i];
     for (size_t i = 0; i < sizeof k_plans / sizeof *k_plans; i++)
         if (k_plans[i].op == op)
             return &k_plans[i];
@@ -143,8 +167,8 @@ static enum nib_status count(struct nib_stream *s, enum nib_op op, const void *a
     const char *name;
     /* int8_ops is what a card multiplies as 4-bit numbers when both sides are NVFP4. */
     const bool fp4 = c->args->card->fp4_tflop_s > 0 && c->rank.act_quant == NIB_ACT_QUANT_NVFP4;
-    const bool tcgen05 = fp4 && has_tcgen05(c->args->card);
-    const struct plan *plan = plan_of(op, tcgen05);
+    const struct family *family = fp4 ? family_of(c->args->card) : NULL;
+    const struct plan *plan = plan_of(op, family);
     const int which = nib_op_slot(&c->config, op, args, &name);
     struct nib_predicted_op *slot = &c->slot[which];
     nib_arena_init(&arena);
@@ -171,7 +195,7 @@ static enum nib_status count(struct nib_stream *s, enum nib_op op, const void *a
     if (fp4 && op == NIB_OP_LINEAR)
         n_launches += ((const struct nib_linear_args *)args)->n_weights;
     slot->n_launches += n_launches;
-    c->least_s[which] += fmax(n_launches * k_launch_s, tcgen05 && op == NIB_OP_ATTEND ? k_tcgen05_attend_s : 0);
+    c->least_s[which] += fmax(n_launches * k_launch_s, family && op == NIB_OP_ATTEND ? family->attend_s : 0);
     const bool fp4_products = fp4 && op != NIB_OP_INDEX_SELECT; /* whose kernels open FP4 keys first */
     slot->fp4_ops += fp4_products ? cost.int8_ops : 0;
     slot->bf16_ops += cost.fp32_ops + (fp4_products ? 0 : cost.int8_ops);
