@@ -231,6 +231,14 @@ bool nib_cuda_wide_takes(const struct nib_stream *s, const struct nib_act *x, in
 enum nib_status nib_cuda_wide(struct nib_stream *s, const struct nib_act *x, int32_t first, int32_t n, int32_t n_weights,
                               const struct nib_weight *const *w, const struct nib_mat *y, int32_t group_rows);
 
+/* ---- Experts of many tokens on Hopper (sm90a/wide_moe_sm90a.cu) ---- */
+
+/* Whether it takes n rows of these arguments at once. */
+bool nib_cuda_wide_experts_takes(const struct nib_stream *s, const struct nib_moe_args *a, int32_t n);
+/* Rows [first, first + n), routed into s->moe: the experts' results into s->moe.y, sorted pairs and then the shared expert's rows,
+ * and where pairs stand into s->moe.place. */
+enum nib_status nib_cuda_wide_experts(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n);
+
 /* ---- The router (any/moe.cu) ---- */
 
 /* Experts of rows [first, first + n) and their weights into s->moe.chosen and .weight, and where a wants them. */

@@ -68,6 +68,7 @@ index_select 3 1
 attend 3 1
 o_a 11 2
 moe 6 1
+moe 3 1 --rows many
 hc_pre 11 2
 hc_post 11 2
 hc_head 11 2

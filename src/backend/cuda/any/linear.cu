@@ -1,11 +1,6 @@
-/* Products with weight matrices on every device: linear, grouped o_a, the head.
- *
- * A launch covers all weights of the op. A block of 4 warps takes 64 outputs, or, where there are few of them, 16 outputs
- * whose columns its warps share; their sums meet in shared memory in a fixed order. Bytes: each weight code once per row
- * block of 8, 16 or 32. */
-#include "backend/cuda/device/products.cuh"
-#include "backend/cuda/device/launch.cuh"
-#include "backend/cuda/device/rows.cuh"
+/* Products with weight matrices on every device: linear, grouped o_a, the head. Rows made ready, matrices that stay as
+ * stored, and which kernel takes what; device/tiled.cuh has the kernel of tiled weights. */
+#include "backend/cuda/device/tiled.cuh"
 
 /* ---- Rows made ready ---- */
 
@@ -86,97 +81,6 @@ enum nib_status nib_cuda_rows_prepare(struct nib_stream *s, const struct nib_act
     return nib_cuda_check(s, cudaGetLastError(), "rows to bf16 parts");
 }
 
-/* ---- Tiled weights ---- */
-
-struct tiled_args {
-    struct nib_cuda_products p;
-    int32_t                  first_block[NIB_CUDA_PRODUCTS + 1]; /* of each weight */
-    int32_t                  rows;                               /* of x that a block takes */
-};
-
-/* Warps of a block that share a tile's columns: all four where there are few tiles, so that even a small matrix keeps many
- * warps loading. A function of the shape alone, as the order of sums must not depend on anything else. */
-static __host__ __device__ inline int splits_of(const struct nib_cuda_matrix &w, bool wide)
-{
-    return !wide && w.n_out < 24576 && w.n_in >= 4 * kBlockCols * 4 ? 4 : 1;
-}
-
-static int32_t blocks_of(const struct nib_cuda_matrix *w, bool wide)
-{
-    int32_t outs = kTileRows * kWarps / splits_of(*w, wide);
-    return (w->n_out + outs - 1) / outs;
-}
-
-/* NT == 4 is for many rows, which make enough blocks of their own. */
-template <int NT> static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : 4)
-tiled_products(const __grid_constant__ struct tiled_args a)
-{
-    nib_grid_release();
-    extern __shared__ __align__(16) uint8_t memory[];
-    __shared__ const uint16_t              *row[NT * 8];
-    __shared__ float                        sums[kWarps][kTileRows * NT * 8];
-    int i = 0;
-    while ((int32_t)blockIdx.x >= a.first_block[i + 1])
-        i++;
-    const struct nib_cuda_matrix &w = a.p.w[i];
-    const struct nib_cuda_rows   &x = a.p.x[i];
-    int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_splits = splits_of(w, NT == 4), outs = kTileRows * kWarps / n_splits;
-    int32_t o0 = ((int32_t)blockIdx.x - a.first_block[i]) * outs, o = o0 + warp / n_splits * kTileRows, row0 = blockIdx.y * a.rows;
-    int32_t count = min(a.rows, a.p.n - row0);
-    struct nib_row_source rows = nib_row_source_of(row, x, count, w.n_in, warp % n_splits, n_splits, warp / n_splits, memory);
-    struct nib_tile       t = nib_tile_of(w, 0, min(o, w.n_out - 1) / kTileRows, lane);
-
-    /* Weights belong to nobody: they may come while the kernel before this one still runs. */
-    if (o < w.n_out)
-        nib_tile_prefetch_any(w.type, t, rows.begin, rows.end);
-    nib_grid_wait();
-
-    /* With groups of outputs, tiles may lie in more than one: every output takes its own. */
-    float   acc[NT][4] = {};
-    int32_t per_group = a.p.group_rows, end = min(o0 + outs, w.n_out) - 1;
-    for (int32_t g = per_group ? o0 / per_group : 0; g <= (per_group ? end / per_group : 0); g++) {
-        float part[NT][4] = {};
-        __syncthreads();
-        if ((int)threadIdx.x < count)
-            row[threadIdx.x] = x.part + (row0 + (int64_t)threadIdx.x) * x.stride + (int64_t)g * w.n_in;
-        __syncthreads();
-        nib_tile_multiply_any<NT>(w.type, t, rows, o >= w.n_out, part);
-        for (int nt = 0; nt < NT; nt++)
-            for (int c = 0; c < 4; c++)
-                if (per_group == 0 || (o + lane / 4 + c / 2 * 8) / per_group == g)
-                    acc[nt][c] = part[nt][c];
-    }
-
-    nib_sums_put<NT>(acc, lane, sums[warp]);
-    __syncthreads();
-    float alpha = nib_alpha_of(w, 0);
-    for (int e = threadIdx.x; e < outs * count; e += kThreads) {
-        int   at = e % outs, r = e / outs, first = at / kTileRows * n_splits;
-        float sum = 0;
-        for (int k = 0; k < n_splits; k++)
-            sum += sums[first + k][at % kTileRows * NT * 8 + r];
-        if (o0 + at < w.n_out)
-            nib_mat_set(a.p.y[i], row0 + r, o0 + at, nib_row_scaled(sum, alpha, x, row0 + r));
-    }
-}
-
-/* A block takes as many rows as its product does, or as its memory on this card holds. */
-template <int NT> static void launch_tiled(struct nib_stream *s, struct tiled_args *a)
-{
-    constexpr size_t kStatic = NT * 8 * (sizeof(uint16_t *) + kWarps * kTileRows * sizeof(float));
-    size_t           row = 0, fit;
-    for (int i = 0; i < a->p.n_weights; i++) {
-        size_t one = nib_rows_bytes(splits_of(a->p.w[i], NT == 4), a->p.x[i].n_parts, 1);
-        row = one > row ? one : row;
-    }
-    fit = ((size_t)s->shared_most - kStatic) / row;
-    a->rows = fit < NT * 8 ? (int32_t)fit : NT * 8;
-    size_t bytes = row * (size_t)(a->p.n < a->rows ? a->p.n : a->rows);
-    dim3   grid((unsigned)a->first_block[a->p.n_weights], (unsigned)((a->p.n + a->rows - 1) / a->rows));
-    cudaFuncSetAttribute(tiled_products<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    nib_launch(s, tiled_products<NT>, grid, kThreads, bytes, *a);
-}
-
 /* ---- Stored weights ---- */
 
 constexpr int kStoredRows = 8;
@@ -207,34 +111,46 @@ static __global__ void stored_product(const struct nib_cuda_matrix w, const stru
     }
 }
 
+static void add_tiled(struct nib_tiled *a, const struct nib_cuda_products *p, int32_t i)
+{
+    int32_t k = a->p.n_weights++, spans = nib_spans_of(p->w[i]), round = a->clusters ? kSpans : 1;
+    int32_t outs = spans > 1 && !a->clusters ? kTileRows : kBlockOuts;
+    int32_t blocks = (p->w[i].n_out + outs - 1) / outs * (a->clusters ? spans : 1);
+    a->p.n = p->n;
+    a->p.group_rows = p->group_rows;
+    a->p.w[k] = p->w[i];
+    a->p.x[k] = p->x[i];
+    a->p.y[k] = p->y[i];
+    a->first_block[k + 1] = a->first_block[k] + (blocks + round - 1) / round * round;
+}
+
 enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cuda_products *p)
 {
-    struct tiled_args a;
-    bool              wide = p->n > NIB_CUDA_MANY_ROWS;
-    int32_t           n_parts = 1;
-    memset(&a, 0, sizeof a);
-    a.p.n = p->n;
-    a.p.group_rows = p->group_rows;
+    struct nib_tiled plain, any;
+    memset(&plain, 0, sizeof plain);
+    memset(&any, 0, sizeof any);
+    plain.clusters = any.clusters = s->cluster_most >= kSpans;
     for (int32_t i = 0; i < p->n_weights; i++) {
         if (p->w[i].layout != NIB_CUDA_TILED) {
             dim3 grid((unsigned)((p->w[i].n_out + 7) / 8), (unsigned)((p->n + kStoredRows - 1) / kStoredRows));
             nib_launch(s, stored_product, grid, 256, 0, p->w[i], p->x[i], p->n, p->group_rows, p->y[i]);
-            continue;
+        } else {
+            add_tiled(nib_is_plain(p->w[i], p->x[i].n_parts) && p->group_rows % kBlockOuts == 0 ? &plain : &any, p, i);
         }
-        int32_t k = a.p.n_weights++;
-        a.p.w[k] = p->w[i];
-        a.p.x[k] = p->x[i];
-        a.p.y[k] = p->y[i];
-        n_parts = p->x[i].n_parts > n_parts ? p->x[i].n_parts : n_parts;
-        a.first_block[k + 1] = a.first_block[k] + blocks_of(&p->w[i], wide);
     }
-    if (a.p.n_weights > 0) {
-        if (wide)
-            launch_tiled<4>(s, &a);
-        else if (p->n <= 8 || n_parts > 1)
-            launch_tiled<1>(s, &a);
+    if (plain.p.n_weights > 0) {
+        if (p->n <= 8)
+            nib_cuda_tiled_plain8(s, &plain);
+        else if (p->n <= 16)
+            nib_cuda_tiled_plain16(s, &plain);
         else
-            launch_tiled<2>(s, &a);
+            nib_cuda_tiled_plain32(s, &plain);
+    }
+    if (any.p.n_weights > 0) {
+        if (p->n <= NIB_CUDA_MANY_ROWS)
+            nib_cuda_tiled_any8(s, &any);
+        else
+            nib_cuda_tiled_any32(s, &any);
     }
     return nib_cuda_check(s, cudaGetLastError(), "products with weights");
 }
@@ -271,6 +187,10 @@ enum nib_status nib_cuda_linear(struct nib_stream *s, const struct nib_linear_ar
         bool                     have[2][2] = {};
         int64_t                  at = 0;
         n = a->x.rows - first < chunk ? a->x.rows - first : chunk;
+        /* One image of all rows takes less scratch than parts may, and the more rows a launch has, the fewer
+         * multiprocessors stand idle at its end. */
+        if (nib_cuda_wide_takes(s, &a->x, a->x.rows - first, a->n_weights, a->w, 0))
+            n = a->x.rows - first;
         if (nib_cuda_wide_takes(s, &a->x, n, a->n_weights, a->w, 0)) {
             struct nib_mat y[NIB_LINEAR_MAX];
             for (int32_t i = 0; i < a->n_weights; i++)

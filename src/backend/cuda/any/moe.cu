@@ -1,10 +1,6 @@
 /* The mixture of experts without a host round trip: route, sort the (row, expert) pairs by expert, gate and up of every
- * pair, down of every pair, and a sum per row in ascending expert order. Launches have a fixed shape: a segment is one expert
- * and up to NT * 8 of its pairs; blocks without a segment leave at once. The shared expert's rows follow as more segments of
- * the same launches, so it costs no launch of its own. Bytes: a routed expert's codes once per segment. */
-#include "backend/cuda/device/products.cuh"
-#include "backend/cuda/device/launch.cuh"
-#include "backend/cuda/device/rows.cuh"
+ * pair, down of every pair (device/expert_tiles.cuh), and a sum per row in ascending expert order. */
+#include "backend/cuda/device/expert_tiles.cuh"
 
 /* ---- Routing ---- */
 
@@ -23,70 +19,12 @@ NIB_DEVICE float route_score(float z)
     return (float)sqrt(v > 20 ? v : log1p(exp(v)));
 }
 
-/* A block a row: a thread an expert for the scores, then the first warp chooses. route: scores after the square root of
- * softplus; keys in shared memory [n_experts], then flags of those taken. */
-static __global__ void choose_experts(const struct nib_moe_args a, const struct nib_rows rows, int32_t first, float *route,
-                                      int32_t *chosen, float *weight)
-{
-    nib_grid_start();
-    extern __shared__ uint32_t key[];
-    bool                      *taken = (bool *)(key + a.n_experts);
-    int                        lane = threadIdx.x, k = a.top_k;
-    int64_t                    r = blockIdx.x, t = first + r;
-    float                     *score = route + r * a.n_experts;
-    for (int e = threadIdx.x; e < a.n_experts; e += blockDim.x) {
-        float s = route_score(score[e]);
-        score[e] = s;
-        taken[e] = false;
-        key[e] = a.tid2eid ? 0 : order_key(s + a.bias[e]);
-    }
-    __syncthreads();
-    if (threadIdx.x >= 32)
-        return;
-    for (int i = 0; i < k; i++) {
-        int32_t best;
-        if (a.tid2eid) {
-            best = a.tid2eid[(int64_t)rows.token[t] * k + i];
-        } else {
-            /* ~e in the low word: of equal keys the lowest expert. A taken one is left out altogether. */
-            uint64_t top = 0;
-            for (int e = lane; e < a.n_experts; e += 32) {
-                uint64_t v = (uint64_t)key[e] << 32 | (uint32_t)~e;
-                top = !taken[e] && v > top ? v : top;
-            }
-            for (int offset = 16; offset > 0; offset /= 2) {
-                uint64_t other = __shfl_xor_sync(~0u, top, offset);
-                top = other > top ? other : top;
-            }
-            best = (int32_t)~(uint32_t)top;
-            if (lane == 0)
-                taken[best] = true;
-        }
-        if (lane == 0)
-            chosen[r * k + i] = best;
-        __syncwarp();
-    }
-    double sum = 0;
-    for (int i = 0; i < k; i++)
-        sum += (double)score[chosen[r * k + i]];
-    for (int i = lane; i < k; i += 32) {
-        float w = sum == 0 ? 0 : (float)((double)score[chosen[r * k + i]] / sum * (double)a.route_scale);
-        weight[r * k + i] = w;
-        if (a.chosen)
-            a.chosen[t * k + i] = chosen[r * k + i];
-        if (a.weights)
-            a.weights[t * k + i] = w;
-    }
-}
-
 /* One block. Pairs of an expert end up together in no particular order, which changes no result: rows do not see each
  * other. count [2 * n_experts] in shared memory. */
-static __global__ void sort_pairs(int32_t n_experts, int32_t n_pairs, int32_t segment_rows, const int32_t *chosen,
-                                  const struct nib_cuda_moe_scratch m)
+static __device__ void sort_pairs_block(int32_t n_experts, int32_t n_pairs, int32_t segment_rows, const int32_t *chosen,
+                                        const struct nib_cuda_moe_scratch &m, int32_t *count)
 {
-    nib_grid_start();
-    extern __shared__ int32_t count[];
-    int32_t                  *fill = count + n_experts;
+    int32_t *fill = count + n_experts;
     for (int e = threadIdx.x; e < n_experts; e += blockDim.x)
         count[e] = 0;
     __syncthreads();
@@ -126,173 +64,90 @@ static __global__ void sort_pairs(int32_t n_experts, int32_t n_pairs, int32_t se
     }
 }
 
-/* ---- One expert's arithmetic ---- */
-
-/* silu(min(g, limit)) * clamp(u, +-limit); Inf must stay visible, so it does not meet the clamps. */
-NIB_DEVICE float swiglu(float g, float u, float limit)
-{
-    if (!nib_is_finite(g) || !nib_is_finite(u))
-        return NAN;
-    if (limit > 0) {
-        g = g < limit ? g : limit;
-        u = u < -limit ? -limit : u > limit ? limit : u;
-    }
-    return (float)((double)g / (1 + exp(-(double)g))) * u;
-}
-
-/* Routed or shared: which rows multiply which matrices. */
-struct side {
-    struct nib_cuda_matrix w1, w3, w2;
-    struct nib_cuda_rows   x, inner;
-    int64_t                hidden_at; /* first element of its part of hidden; rows of w1.n_out */
-    int64_t                y_at;      /* first row of its part of y */
-};
-
-struct moe_args {
-    struct side                 side[2]; /* routed, shared */
-    struct nib_cuda_moe_scratch m;
-    const int32_t              *chosen;
-    const float                *weight;
-    int32_t                     n_rows, n_pairs, top_k, dim, n_segments_max, segment_rows;
-    float                       limit;
-    bool                        weight_before, bf16; /* bf16: hidden goes straight to its one part */
-};
-
-/* A block's rows: `count` sorted pairs (or rows of the shared expert) from `from` on, of matrix `stack`. */
-struct segment {
-    int32_t stack, from, count;
-    bool    shared, none;
-};
-
-NIB_DEVICE struct segment segment_of(const struct moe_args &a, int32_t i)
-{
-    struct segment s = {0, 0, 0, i >= a.n_segments_max, false};
-    if (s.shared) {
-        s.from = (i - a.n_segments_max) * a.segment_rows;
-        s.count = min(a.segment_rows, a.n_rows - s.from);
-        s.none = s.count <= 0;
-    } else if (i >= *a.m.n_segments) {
-        s.none = true;
-    } else {
-        s.stack = a.m.segment[2 * i];
-        s.from = a.m.segment[2 * i + 1];
-        s.count = min(a.segment_rows, a.m.first[s.stack + 1] - s.from);
-    }
-    return s;
-}
-
-NIB_DEVICE int32_t row_of(const struct moe_args &a, const struct segment &s, int32_t i)
-{
-    return s.shared ? s.from + i : a.m.pair[s.from + i] / a.top_k;
-}
-
-/* ---- Gate and up ---- */
-
-/* Warps of a block that share a tile's columns: a function of the shape alone. */
-static __host__ __device__ inline int splits_of(int32_t n_in)
-{
-    return n_in >= 1024 ? 2 : 1;
-}
-
-/* A block is one tile of w1 and of w3 (two where columns are few), two warps or one each sharing its columns. */
-template <int NT> static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : 4)
-gate_up(const __grid_constant__ struct moe_args a)
+static __global__ void sort_pairs(int32_t n_experts, int32_t n_pairs, int32_t segment_rows, const int32_t *chosen,
+                                  const struct nib_cuda_moe_scratch m)
 {
     nib_grid_start();
-    extern __shared__ __align__(16) uint8_t memory[];
-    __shared__ const uint16_t              *row[NT * 8];
-    __shared__ float                        sums[kWarps][kTileRows * NT * 8];
-    struct segment                          seg = segment_of(a, blockIdx.y);
-    if (seg.none)
-        return;
-    const struct side &side = a.side[seg.shared];
-    int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, which = warp % 2, n = side.w1.n_out;
-    int     n_splits = splits_of(side.w1.n_in), per_block = 2 / n_splits, split = warp / 2 % n_splits;
-    int64_t tile0 = (int64_t)blockIdx.x * per_block, tile = tile0 + warp / 2 / n_splits;
-    int64_t n_tiles = (n + kTileRows - 1) / kTileRows;
-    if (tile0 >= n_tiles)
-        return;
-    struct nib_tile t = nib_tile_of(which ? side.w3 : side.w1, seg.stack, min(tile, n_tiles - 1), lane);
-    if ((int)threadIdx.x < seg.count)
-        row[threadIdx.x] = side.x.part + row_of(a, seg, threadIdx.x) * side.x.stride;
-    __syncthreads();
-    /* Pairs of warps (w1's and w3's) and, with one span, all four share the rows. */
-    struct nib_row_source rows = nib_row_source_of(row, side.x, seg.count, side.w1.n_in, split, n_splits,
-                                                   n_splits == 1 ? warp : warp % 2, memory);
-    float acc[NT][4] = {};
-    nib_tile_prefetch_any(side.w1.type, t, rows.begin, rows.end);
-    nib_tile_multiply_any<NT>(side.w1.type, t, rows, tile >= n_tiles, acc);
-    nib_sums_put<NT>(acc, lane, sums[warp]);
-    __syncthreads();
+    extern __shared__ int32_t count[];
+    sort_pairs_block(n_experts, n_pairs, segment_rows, chosen, m, count);
+}
 
-    float alpha1 = nib_alpha_of(side.w1, seg.stack), alpha3 = nib_alpha_of(side.w3, seg.stack);
-    for (int e = threadIdx.x; e < per_block * kTileRows * seg.count; e += kThreads) {
-        int   o = e % (per_block * kTileRows), i = e / (per_block * kTileRows), local = o / kTileRows;
-        float g = 0, u = 0;
-        for (int k = 0; k < n_splits; k++) {
-            g += sums[(local * n_splits + k) * 2][o % kTileRows * NT * 8 + i];
-            u += sums[(local * n_splits + k) * 2 + 1][o % kTileRows * NT * 8 + i];
+/* The experts of row r, by the first warp. key [n_experts], taken [n_experts]. */
+NIB_DEVICE void choose(const struct nib_moe_args &a, int32_t token, int64_t t, const float *score, const uint32_t *key,
+                       bool *taken, int32_t *chosen, float *weight)
+{
+    int lane = threadIdx.x, k = a.top_k;
+    for (int i = 0; i < k; i++) {
+        int32_t best;
+        if (a.tid2eid) {
+            best = a.tid2eid[(int64_t)token * k + i];
+        } else {
+            /* ~e in the low word: of equal keys the lowest expert. A taken one is left out altogether. */
+            uint64_t top = 0;
+            for (int e = lane; e < a.n_experts; e += 32) {
+                uint64_t v = (uint64_t)key[e] << 32 | (uint32_t)~e;
+                top = !taken[e] && v > top ? v : top;
+            }
+            for (int offset = 16; offset > 0; offset /= 2) {
+                uint64_t other = __shfl_xor_sync(~0u, top, offset);
+                top = other > top ? other : top;
+            }
+            best = (int32_t)~(uint32_t)top;
+            if (lane == 0)
+                taken[best] = true;
         }
-        int64_t out = tile0 * kTileRows + o;
-        if (out >= n)
-            continue;
-        int64_t of = row_of(a, seg, i);
-        float   act = swiglu(nib_row_scaled(g, alpha1, side.x, of), nib_row_scaled(u, alpha3, side.x, of), a.limit);
-        if (a.weight_before && !seg.shared)
-            act *= a.weight[a.m.pair[seg.from + i]];
-        int64_t at = side.hidden_at + (int64_t)(seg.from + i) * n + out;
-        if (a.bf16)
-            a.m.parts[at] = nib_bf16_code(act);
-        else
-            a.m.hidden[at] = act;
+        if (lane == 0)
+            chosen[i] = best;
+        __syncwarp();
+    }
+    double sum = 0;
+    for (int i = 0; i < k; i++)
+        sum += (double)score[chosen[i]];
+    for (int i = lane; i < k; i += 32) {
+        float w = sum == 0 ? 0 : (float)((double)score[chosen[i]] / sum * (double)a.route_scale);
+        weight[i] = w;
+        if (a.chosen)
+            a.chosen[t * k + i] = chosen[i];
+        if (a.weights)
+            a.weights[t * k + i] = w;
     }
 }
 
-/* ---- Down ---- */
-
-template <int NT> static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : 4)
-down(const __grid_constant__ struct moe_args a)
+/* A block a row: a thread an expert for the scores (the square root of softplus), then the first warp chooses. Keys
+ * in shared memory [n_experts], then flags of those taken. segment_rows > 0: the last block to come here sorts the
+ * pairs; `arrived` counts them and is 0 again. */
+static __global__ void choose_experts(const struct nib_moe_args a, const struct nib_rows rows, int32_t first,
+                                      const struct nib_cuda_moe_scratch m, int32_t segment_rows, int32_t *arrived)
 {
     nib_grid_start();
-    extern __shared__ __align__(16) uint8_t memory[];
-    __shared__ const uint16_t              *row[NT * 8];
-    __shared__ float                        sums[kWarps][kTileRows * NT * 8];
-    struct segment                          seg = segment_of(a, blockIdx.y);
-    if (seg.none)
-        return;
-    const struct side &side = a.side[seg.shared];
-    int     warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int     n_splits = splits_of(side.w2.n_in), per_block = kWarps / n_splits;
-    int64_t tile0 = (int64_t)blockIdx.x * per_block, tile = tile0 + warp / n_splits;
-    int64_t n_tiles = (a.dim + kTileRows - 1) / kTileRows;
-    if (tile0 >= n_tiles)
-        return;
-    if ((int)threadIdx.x < seg.count)
-        row[threadIdx.x] = side.inner.part + (int64_t)(seg.from + threadIdx.x) * side.inner.stride;
-    __syncthreads();
-    struct nib_row_source rows = nib_row_source_of(row, side.inner, seg.count, side.w2.n_in, warp % n_splits, n_splits,
-                                                   warp / n_splits, memory);
-    float           acc[NT][4] = {};
-    struct nib_tile t = nib_tile_of(side.w2, seg.stack, min(tile, n_tiles - 1), lane);
-    nib_tile_prefetch_any(side.w2.type, t, rows.begin, rows.end);
-    nib_tile_multiply_any<NT>(side.w2.type, t, rows, tile >= n_tiles, acc);
-    nib_sums_put<NT>(acc, lane, sums[warp]);
-    __syncthreads();
-
-    float alpha = nib_alpha_of(side.w2, seg.stack);
-    for (int e = threadIdx.x; e < per_block * kTileRows * seg.count; e += kThreads) {
-        int   o = e % (per_block * kTileRows), i = e / (per_block * kTileRows), local = o / kTileRows;
-        float sum = 0;
-        for (int k = 0; k < n_splits; k++)
-            sum += sums[local * n_splits + k][o % kTileRows * NT * 8 + i];
-        int64_t out = tile0 * kTileRows + o;
-        if (out >= a.dim)
-            continue;
-        sum = nib_row_scaled(sum, alpha, side.inner, seg.from + i);
-        if (!a.weight_before && !seg.shared)
-            sum *= a.weight[a.m.pair[seg.from + i]];
-        a.m.y[(side.y_at + seg.from + i) * a.dim + out] = sum;
+    extern __shared__ uint32_t key[];
+    __shared__ bool            last;
+    bool                      *taken = (bool *)(key + a.n_experts);
+    int64_t                    r = blockIdx.x, t = first + r;
+    float                     *score = m.route + r * a.n_experts;
+    for (int e = threadIdx.x; e < a.n_experts; e += blockDim.x) {
+        float s = route_score(score[e]);
+        score[e] = s;
+        taken[e] = false;
+        key[e] = a.tid2eid ? 0 : order_key(s + a.bias[e]);
     }
+    __syncthreads();
+    if (threadIdx.x < 32)
+        choose(a, a.tid2eid ? rows.token[t] : 0, t, score, key, taken, m.chosen + r * a.top_k, m.weight + r * a.top_k);
+    if (segment_rows == 0)
+        return;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(arrived, 1) == (int32_t)gridDim.x - 1;
+        if (last)
+            *arrived = 0;
+    }
+    __syncthreads();
+    if (!last)
+        return;
+    __threadfence();
+    sort_pairs_block(a.n_experts, (int32_t)gridDim.x * a.top_k, segment_rows, m.chosen, m, (int32_t *)key);
 }
 
 /* ---- Where a weight is not tiled: a warp an output and a pair ---- */
@@ -305,26 +160,26 @@ NIB_DEVICE float stored_dot(const struct nib_cuda_matrix &w, int32_t stack, int6
     return nib_warp_sum(sum) * nib_alpha_of(w, stack);
 }
 
-static __global__ void stored_gate_up(const struct moe_args a, int shared)
+static __global__ void stored_gate_up(const struct nib_experts a, int shared)
 {
     nib_grid_start();
-    const struct side &side = a.side[shared];
+    const struct nib_expert_side &side = a.side[shared];
     int64_t            o = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, p = blockIdx.y;
     if (o >= side.w1.n_out)
         return;
     int32_t      pair = shared ? 0 : a.m.pair[p], stack = shared ? 0 : a.chosen[pair];
     const float *x = side.x.f32 + (shared ? p : pair / a.top_k) * side.x.f32_stride;
-    float        act = swiglu(stored_dot(side.w1, stack, o, x), stored_dot(side.w3, stack, o, x), a.limit);
+    float        act = nib_expert_swiglu(stored_dot(side.w1, stack, o, x), stored_dot(side.w3, stack, o, x), a.limit);
     if (a.weight_before && !shared)
         act *= a.weight[pair];
     if (threadIdx.x % 32 == 0)
         a.m.hidden[side.hidden_at + p * side.w1.n_out + o] = act;
 }
 
-static __global__ void stored_down(const struct moe_args a, int shared)
+static __global__ void stored_down(const struct nib_experts a, int shared)
 {
     nib_grid_start();
-    const struct side &side = a.side[shared];
+    const struct nib_expert_side &side = a.side[shared];
     int64_t            o = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, p = blockIdx.y;
     if (o >= a.dim)
         return;
@@ -338,8 +193,8 @@ static __global__ void stored_down(const struct moe_args a, int shared)
 
 /* ---- Between gate-up and down ---- */
 
-/* A hidden row through the format of w2's activations, back to fp32 and into its bf16 parts. row: [n] floats, codes [n] and
- * scales bytes behind. */
+/* A hidden row through the format of w2's activations, back to fp32 and into its bf16 parts. row: [n] floats, codes
+ * [n] and scales bytes behind. */
 static __global__ void finish_hidden(enum nib_act_format act, int32_t n, float *hidden, int n_parts, uint16_t *part, int64_t part_stride,
                                      int32_t *exponent)
 {
@@ -370,82 +225,56 @@ static __global__ void finish_hidden(enum nib_act_format act, int32_t n, float *
         exponent[blockIdx.x] = e;
 }
 
-/* y[t] = sum over chosen experts in ascending id, then the shared expert. */
-static __global__ void combine(const struct moe_args a, int32_t first, const struct nib_mat y)
+constexpr int kCombineThreads = 64;
+
+/* y[t] = sum over chosen experts in ascending id, then the shared expert; a thread eight columns. by8: those of a
+ * row are aligned; weigh: the experts' results are as w2 gave them. */
+static __global__ void combine(const struct nib_experts a, int32_t first, const struct nib_mat y, bool by8, bool weigh)
 {
     nib_grid_start();
-    extern __shared__ int32_t order[]; /* [top_k] sorted places */
-    int64_t                   t = blockIdx.y;
-    int32_t                   k = a.top_k, c = blockIdx.x * blockDim.x + threadIdx.x;
-    for (int i = threadIdx.x; i < k; i += blockDim.x) {
+    extern __shared__ int64_t order[]; /* [top_k] where sorted places begin; then their weights */
+    float                    *weight = (float *)(order + a.top_k);
+    int64_t                   t = blockIdx.y, shared = (a.side[1].y_at + t) * a.dim;
+    int32_t                   k = a.top_k, c = ((int32_t)blockIdx.x * kCombineThreads + (int32_t)threadIdx.x) * 8;
+    for (int i = threadIdx.x; i < k; i += kCombineThreads) {
         int32_t e = a.chosen[t * k + i], rank = 0;
         for (int j = 0; j < k; j++) {
             int32_t other = a.chosen[t * k + j];
             rank += other < e || (other == e && j < i);
         }
-        order[rank] = a.m.place[t * k + i];
+        order[rank] = (int64_t)a.m.place[t * k + i] * a.dim;
+        weight[rank] = weigh ? a.weight[t * k + i] : 1.0f;
     }
     __syncthreads();
+    if (!by8) {
+        for (int32_t end = min(c + 8, a.dim); c < end; c++) {
+            float sum = 0;
+            for (int i = 0; i < k; i++)
+                sum += weight[i] * a.m.y[order[i] + c];
+            nib_mat_set(y, first + t, c, sum + a.m.y[shared + c]);
+        }
+        return;
+    }
     if (c >= a.dim)
         return;
-    float sum = 0;
-    for (int i = 0; i < k; i++)
-        sum += a.m.y[(int64_t)order[i] * a.dim + c];
-    sum += a.m.y[(a.side[1].y_at + t) * a.dim + c];
-    nib_mat_set(y, first + t, c, sum);
+    float sum[8] = {};
+#pragma unroll 4
+    for (int i = 0; i <= k; i++) {
+        const float4 *from = (const float4 *)(a.m.y + (i < k ? order[i] : shared) + c);
+        float4        low = from[0], high = from[1];
+        float         w = i < k ? weight[i] : 1.0f;
+        sum[0] += w * low.x, sum[1] += w * low.y, sum[2] += w * low.z, sum[3] += w * low.w;
+        sum[4] += w * high.x, sum[5] += w * high.y, sum[6] += w * high.z, sum[7] += w * high.w;
+    }
+    nib_mat_set8(y, first + t, c, sum);
 }
 
 /* ---- Launches ---- */
 
-static unsigned tiles_grid(int32_t n_out, int per_block)
-{
-    return (unsigned)(((n_out + kTileRows - 1) / kTileRows + per_block - 1) / per_block);
-}
-
-static int32_t most(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
-}
-
-/* Rows that a segment can have in this launch (a hash table may name an expert twice). */
-static int32_t most_rows(const struct moe_args &a)
-{
-    return a.n_pairs < a.segment_rows ? a.n_pairs : a.segment_rows;
-}
-
-/* Rows of a segment: a product's, where a block's memory on this card holds them in three parts, columns cut in two. */
-static int32_t segment_rows_for(const struct nib_stream *s, int32_t n_pairs, int32_t experts)
-{
-    const size_t sums = 16 * (sizeof(uint16_t *) + kWarps * kTileRows * sizeof(float));
-    const size_t fit = ((size_t)s->shared_most - sums) / nib_rows_bytes(2, 3, 1);
-    const size_t rows = n_pairs > 4 * experts && fit >= 16 ? 16 : 8;
-    return (int32_t)(fit < rows ? fit : rows);
-}
-
-template <int NT> static void launch_gate_up(struct nib_stream *s, const struct moe_args &a, unsigned n_segments)
-{
-    int32_t x = 0, parts = most(a.side[0].x.n_parts, a.side[1].x.n_parts);
-    for (int i = 0; i < 2; i++)
-        x = most(x, (int32_t)tiles_grid(a.side[i].w1.n_out, 2 / splits_of(a.side[i].w1.n_in)));
-    size_t bytes = nib_rows_bytes(2, parts, most_rows(a));
-    cudaFuncSetAttribute(gate_up<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    nib_launch(s, gate_up<NT>, dim3((unsigned)x, n_segments), kThreads, bytes, a);
-}
-
-template <int NT> static void launch_down(struct nib_stream *s, const struct moe_args &a, unsigned n_segments)
-{
-    int32_t x = 0, parts = most(a.side[0].inner.n_parts, a.side[1].inner.n_parts);
-    for (int i = 0; i < 2; i++)
-        x = most(x, (int32_t)tiles_grid(a.dim, kWarps / splits_of(a.side[i].w2.n_in)));
-    size_t bytes = nib_rows_bytes(2, parts, most_rows(a));
-    cudaFuncSetAttribute(down<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    nib_launch(s, down<NT>, dim3((unsigned)x, n_segments), kThreads, bytes, a);
-}
-
 /* Rows of hidden become the inner rows of w2. */
-static void launch_finish(struct nib_stream *s, struct moe_args *a, const struct nib_weight *w2, int i, bool direct, bool stored)
+static void launch_finish(struct nib_stream *s, struct nib_experts *a, const struct nib_weight *w2, int i, bool direct, bool stored)
 {
-    struct side *side = &a->side[i];
+    struct nib_expert_side *side = &a->side[i];
     int32_t      n = side->w1.n_out, rows = i ? a->n_rows : a->n_pairs;
     int64_t      all = (int64_t)a->n_pairs * a->side[0].w1.n_out + (int64_t)a->n_rows * a->side[1].w1.n_out;
     size_t       bytes = (size_t)n * 6 + 64;
@@ -464,46 +293,75 @@ static void launch_finish(struct nib_stream *s, struct moe_args *a, const struct
                                                             a->m.exponent + (i ? a->n_pairs : 0));
 }
 
-/* A stage runs on tiles only if all of its matrices can. */
-static bool first_stage_is_tiled(const struct moe_args *a)
+/* How the two stages run: on tiles only if all matrices of a stage are tiled; the hidden rows as bf16 from stage to
+ * stage where nothing stands between; sixteen pairs a segment where there are many and both stages take rows of one
+ * part. */
+struct plan {
+    bool    in_tiled, out_tiled, in_plain, out_plain, direct;
+    int32_t segment_rows;
+};
+
+static int32_t parts_of(const struct nib_act *x, enum nib_act_format act)
 {
-    bool tiled = true;
-    for (int i = 0; i < 2; i++)
-        tiled = tiled && a->side[i].w1.layout == NIB_CUDA_TILED && a->side[i].w3.layout == NIB_CUDA_TILED;
-    return tiled;
+    return act == NIB_ACT_FP8 || (act == NIB_ACT_PLAIN && x->plain.dtype == NIB_DTYPE_BF16) ? 1 : 3;
 }
 
-static void launch_stages(struct nib_stream *s, struct moe_args *a, const struct nib_weight *const w2[2])
+static struct plan plan_of(const struct nib_stream *s, const struct nib_moe_args *a, int32_t n_pairs)
 {
-    bool     in_tiled = first_stage_is_tiled(a);
-    bool     out_tiled = a->side[0].w2.layout == NIB_CUDA_TILED && a->side[1].w2.layout == NIB_CUDA_TILED;
-    int32_t  wide = a->segment_rows > 8 ? 2 : 1;
-    unsigned n_segments = (unsigned)(a->n_segments_max + (a->n_rows + a->segment_rows - 1) / a->segment_rows);
-    bool     direct = a->bf16 && in_tiled && out_tiled && w2[0]->act == NIB_ACT_PLAIN && w2[1]->act == NIB_ACT_PLAIN;
-    a->bf16 = direct;
-    if (in_tiled) {
-        if (wide == 1)
-            launch_gate_up<1>(s, *a, n_segments);
-        else
-            launch_gate_up<2>(s, *a, n_segments);
+    const struct nib_weight *const w[2][3] = {{a->w1, a->w2, a->w3}, {a->sw1, a->sw2, a->sw3}};
+    struct plan p = {true, true, true, true, a->y.dtype == NIB_DTYPE_BF16, 8};
+    int32_t     experts = n_pairs < a->n_experts ? n_pairs : a->n_experts;
+    for (int i = 0; i < 2; i++) {
+        p.in_tiled = p.in_tiled && nib_cuda_matrix_of(w[i][0])->layout == NIB_CUDA_TILED &&
+                     nib_cuda_matrix_of(w[i][2])->layout == NIB_CUDA_TILED;
+        p.out_tiled = p.out_tiled && nib_cuda_matrix_of(w[i][1])->layout == NIB_CUDA_TILED;
+        p.direct = p.direct && w[i][1]->act == NIB_ACT_PLAIN;
+    }
+    p.direct = p.direct && p.in_tiled && p.out_tiled;
+    for (int i = 0; i < 2; i++) {
+        p.in_plain = p.in_plain && nib_is_plain(*nib_cuda_matrix_of(w[i][0]), parts_of(&a->x, w[i][0]->act));
+        p.out_plain = p.out_plain &&
+                      nib_is_plain(*nib_cuda_matrix_of(w[i][1]), p.direct || w[i][1]->act == NIB_ACT_FP8 ? 1 : 3);
+    }
+    if (p.in_tiled && p.out_tiled && p.in_plain && p.out_plain && n_pairs > 4 * experts)
+        p.segment_rows = 16;
+    /* Fewer where a block's memory on this card does not hold them in three parts, columns cut in two. */
+    size_t sums = 8 * (sizeof(uint16_t *) + kWarps * kTileRows * sizeof(float));
+    size_t fit = ((size_t)s->shared_most - sums) / nib_rows_bytes(2, 3, 1, 8);
+    if (!(p.in_plain && p.out_plain) && fit < 8)
+        p.segment_rows = (int32_t)fit;
+    return p;
+}
+
+static void launch_stages(struct nib_stream *s, struct nib_experts *a, const struct nib_weight *const w2[2],
+                          const struct plan *p)
+{
+    unsigned n_segments = (unsigned)(a->n_segments_max + (a->n_rows + p->segment_rows - 1) / p->segment_rows);
+    bool     wide = p->segment_rows > 8;
+    a->bf16 = p->direct;
+    if (p->in_tiled && p->in_plain) {
+        nib_cuda_gate_up_plain(s, a, wide, n_segments);
+    } else if (p->in_tiled) {
+        nib_cuda_gate_up_any(s, a, n_segments);
     } else {
         for (int i = 0; i < 2; i++)
             nib_launch(s, stored_gate_up, dim3((unsigned)((a->side[i].w1.n_out + 7) / 8), (unsigned)(i ? a->n_rows : a->n_pairs)), 256, 0, *a, i);
     }
     for (int i = 0; i < 2; i++)
-        launch_finish(s, a, w2[i], i, direct, !out_tiled);
-    if (out_tiled) {
-        if (wide == 1)
-            launch_down<1>(s, *a, n_segments);
-        else
-            launch_down<2>(s, *a, n_segments);
+        launch_finish(s, a, w2[i], i, p->direct, !p->out_tiled);
+    if (p->out_tiled && p->out_plain) {
+        nib_cuda_down_plain(s, a, wide, n_segments);
+    } else if (p->out_tiled) {
+        nib_cuda_down_any(s, a, n_segments);
     } else {
         for (int i = 0; i < 2; i++)
             nib_launch(s, stored_down, dim3((unsigned)((a->dim + 7) / 8), (unsigned)(i ? a->n_rows : a->n_pairs)), 256, 0, *a, i);
     }
 }
 
-enum nib_status nib_cuda_moe_route(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n)
+/* segment_rows > 0: pairs are sorted into segments, too. */
+static enum nib_status route(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n,
+                             int32_t segment_rows)
 {
     struct nib_cuda_moe_scratch *m = &s->moe;
     struct nib_cuda_products     router;
@@ -516,26 +374,78 @@ enum nib_status nib_cuda_moe_route(struct nib_stream *s, const struct nib_moe_ar
     router.y[0].rows = n;
     router.y[0].cols = a->n_experts;
     router.y[0].stride = a->n_experts;
-    NIB_TRY(nib_cuda_rows_prepare(s, &a->x, NIB_ACT_PLAIN, first, n, router.w[0].layout == NIB_CUDA_STORED, &at, &router.x[0]));
-    NIB_TRY(nib_cuda_products_run(s, &router));
-    size_t keys = (size_t)a->n_experts * 5;
+    if (a->router->act == NIB_ACT_PLAIN && nib_cuda_wide_takes(s, &a->x, n, 1, &a->router, 0)) {
+        NIB_TRY(nib_cuda_wide(s, &a->x, first, n, 1, &a->router, router.y, 0));
+    } else {
+        bool f32 = router.w[0].layout == NIB_CUDA_STORED;
+        NIB_TRY(nib_cuda_rows_prepare(s, &a->x, NIB_ACT_PLAIN, first, n, f32, &at, &router.x[0]));
+        NIB_TRY(nib_cuda_products_run(s, &router));
+    }
+    /* One block sorts a few rows' pairs sooner than another launch begins. */
+    bool   together = segment_rows > 0 && n <= 64;
+    size_t keys = (size_t)a->n_experts * 8, counts = (size_t)a->n_experts * 8;
     cudaFuncSetAttribute(choose_experts, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)keys);
-    nib_launch(s, choose_experts, (unsigned)n, 256, keys, *a, *a->rows, first, m->route, m->chosen, m->weight);
+    nib_launch(s, choose_experts, (unsigned)n, 256, keys, *a, *a->rows, first, *m, together ? segment_rows : 0,
+               s->arrived);
+    if (segment_rows > 0 && !together) {
+        cudaFuncSetAttribute(sort_pairs, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)counts);
+        nib_launch(s, sort_pairs, 1, 1024, counts, a->n_experts, n * a->top_k, segment_rows, m->chosen, *m);
+    }
     return nib_cuda_check(s, cudaGetLastError(), "routing");
 }
 
-static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n)
+enum nib_status nib_cuda_moe_route(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n)
+{
+    return route(s, a, first, n, 0);
+}
+
+/* The experts' results into args->m.y, where pairs stand into args->m.place. */
+static enum nib_status few_rows(struct nib_stream *s, const struct nib_moe_args *a, int32_t first,
+                                struct nib_experts *args)
 {
     const struct nib_weight *const w[2][3] = {{a->w1, a->w2, a->w3}, {a->sw1, a->sw2, a->sw3}};
-    struct nib_cuda_moe_scratch   *m = &s->moe;
-    struct moe_args                args;
+    const struct nib_weight *const w2[2] = {a->w2, a->sw2};
+    struct plan                    p = plan_of(s, a, args->n_pairs);
     int64_t                        at = 0;
-    memset(&args, 0, sizeof args);
-    NIB_TRY(nib_cuda_moe_route(s, a, first, n));
+    NIB_TRY(route(s, a, first, args->n_rows, p.segment_rows));
+    args->segment_rows = p.segment_rows;
+    args->n_segments_max = args->n_pairs < a->n_experts ? args->n_pairs : a->n_experts;
+    args->n_segments_max += args->n_pairs / p.segment_rows;
+    for (int i = 0; i < 2; i++) {
+        struct nib_expert_side *side = &args->side[i];
+        side->w1 = *nib_cuda_matrix_of(w[i][0]);
+        side->w2 = *nib_cuda_matrix_of(w[i][1]);
+        side->w3 = *nib_cuda_matrix_of(w[i][2]);
+        side->hidden_at = i ? (int64_t)args->n_pairs * a->w1->n_out : 0;
+        if (p.in_tiled && i == 1 && w[1][0]->act == w[0][0]->act)
+            side->x = args->side[0].x;
+        else
+            NIB_TRY(nib_cuda_rows_prepare(s, &a->x, w[i][0]->act, first, args->n_rows, !p.in_tiled, &at, &side->x));
+    }
+    launch_stages(s, args, w2, &p);
+    return nib_cuda_check(s, cudaGetLastError(), "experts");
+}
 
-    args.m = *m;
-    args.chosen = m->chosen;
-    args.weight = m->weight;
+#ifndef NIB_CUDA_SM90A
+/* Without Hopper's kernels nothing is theirs. */
+bool nib_cuda_wide_experts_takes(const struct nib_stream *, const struct nib_moe_args *, int32_t)
+{
+    return false;
+}
+
+enum nib_status nib_cuda_wide_experts(struct nib_stream *s, const struct nib_moe_args *, int32_t, int32_t)
+{
+    return nib_cuda_check(s, cudaErrorNotSupported, "experts of many rows");
+}
+#endif
+
+static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n)
+{
+    struct nib_experts args;
+    memset(&args, 0, sizeof args);
+    args.m = s->moe;
+    args.chosen = s->moe.chosen;
+    args.weight = s->moe.weight;
     args.n_rows = n;
     args.n_pairs = n * a->top_k;
     args.top_k = a->top_k;
@@ -543,35 +453,17 @@ static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args 
     args.limit = a->limit;
     args.weight_before = a->weight_before_w2;
     args.bf16 = a->y.dtype == NIB_DTYPE_BF16;
-    int32_t experts = args.n_pairs < a->n_experts ? args.n_pairs : a->n_experts;
-    args.segment_rows = segment_rows_for(s, args.n_pairs, experts);
-    args.n_segments_max = experts + args.n_pairs / args.segment_rows;
-
-    size_t counts = 2 * (size_t)a->n_experts * 4;
-    cudaFuncSetAttribute(sort_pairs, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)counts);
-    nib_launch(s, sort_pairs, 1, 1024, counts, a->n_experts, args.n_pairs, args.segment_rows, m->chosen, *m);
-    NIB_TRY(nib_cuda_check(s, cudaGetLastError(), "routing"));
-
-    for (int i = 0; i < 2; i++) {
-        struct side *side = &args.side[i];
-        side->w1 = *nib_cuda_matrix_of(w[i][0]);
-        side->w2 = *nib_cuda_matrix_of(w[i][1]);
-        side->w3 = *nib_cuda_matrix_of(w[i][2]);
-        side->hidden_at = i ? (int64_t)args.n_pairs * a->w1->n_out : 0;
-        side->y_at = i ? args.n_pairs : 0;
+    args.side[1].y_at = args.n_pairs;
+    bool wide = nib_cuda_wide_experts_takes(s, a, n);
+    if (wide) {
+        NIB_TRY(route(s, a, first, n, 0));
+        NIB_TRY(nib_cuda_wide_experts(s, a, first, n));
+    } else {
+        NIB_TRY(few_rows(s, a, first, &args));
     }
-    bool tiled = first_stage_is_tiled(&args);
-    for (int i = 0; i < 2; i++) {
-        if (!tiled)
-            NIB_TRY(nib_cuda_rows_prepare(s, &a->x, w[i][0]->act, first, n, true, &at, &args.side[i].x));
-        else if (i == 1 && w[1][0]->act == w[0][0]->act)
-            args.side[1].x = args.side[0].x;
-        else
-            NIB_TRY(nib_cuda_rows_prepare(s, &a->x, w[i][0]->act, first, n, false, &at, &args.side[i].x));
-    }
-    const struct nib_weight *const w2[2] = {a->w2, a->sw2};
-    launch_stages(s, &args, w2);
-    nib_launch(s, combine, dim3((unsigned)((args.dim + 255) / 256), (unsigned)n), 256, (size_t)a->top_k * 4, args, first, a->y);
+    bool by8 = args.dim % 8 == 0 && a->y.stride % 8 == 0 && (uintptr_t)a->y.data % 16 == 0;
+    dim3 grid((unsigned)((args.dim + 8 * kCombineThreads - 1) / (8 * kCombineThreads)), (unsigned)n);
+    nib_launch(s, combine, grid, kCombineThreads, (size_t)a->top_k * 12, args, first, a->y, by8, wide && !a->weight_before_w2);
     return nib_cuda_check(s, cudaGetLastError(), "experts");
 }
 
@@ -580,7 +472,11 @@ enum nib_status nib_cuda_moe(struct nib_stream *s, const struct nib_moe_args *a)
     int32_t n, chunk = nib_cuda_rows_fit(s, a->x.cols, a->x.rows);
     chunk = chunk < s->moe.n_rows ? chunk : s->moe.n_rows;
     for (int32_t first = 0; first < a->x.rows; first += n) {
-        n = a->x.rows - first < chunk ? a->x.rows - first : chunk;
+        int32_t left = a->x.rows - first, most_at_once = left < s->moe.n_rows ? left : s->moe.n_rows;
+        n = left < chunk ? left : chunk;
+        /* BF16 rows go to the router as they are; the more there are, the fuller the experts' groups. */
+        if (nib_cuda_matrix_of(a->router)->layout == NIB_CUDA_TILED && nib_cuda_wide_experts_takes(s, a, most_at_once))
+            n = most_at_once;
         NIB_TRY(moe_rows(s, a, first, n));
     }
     return NIB_OK;

@@ -18,11 +18,22 @@ NIB_DEVICE uint32_t nib_cluster_size(void)
     return n;
 }
 
+/* The two halves of nib_cluster_sync(), by whole warps: what lies between them waits for nobody. */
+NIB_DEVICE void nib_cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+NIB_DEVICE void nib_cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 /* All threads of all its blocks; what they wrote before is visible behind it. */
 NIB_DEVICE void nib_cluster_sync(void)
 {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    nib_cluster_arrive();
+    nib_cluster_wait();
 }
 
 /* Address p of this block's shared memory, in block `rank`. */

@@ -1,10 +1,14 @@
-/* The core of every product with packed tiles: a warp takes 16 outputs and a span of 64-column blocks, for NT * 8 rows.
+/* The core of every product with packed tiles: a warp takes 16 outputs and a span of 64-column blocks, for NT * 8
+ * rows.
  *
- * Weights go from memory to registers 4 x 16 bytes a lane at a time, the next step's loads in flight while this one is
- * decoded and multiplied. The rows of all warps of a block come through shared memory, 512 columns at a time, the next piece
- * on its way meanwhile (read straight from the L2, their latency stood before every product). A row may be several bf16
- * parts; every part multiplies the same operand, so weights are decoded once. The order of sums is fixed by the span alone:
- * rows do not see each other. */
+ * Weights go from memory to registers 4 x 16 bytes a lane at a time, the next step's loads in flight while this one
+ * is decoded and multiplied. The rows of all warps of a block come through shared memory a piece at a time, the next
+ * piece on its way meanwhile (read straight from the L2, their latency stood before every product). The order of
+ * sums is fixed by the span alone: rows do not see each other.
+ *
+ * There are two loops. The plain one takes rows of one bf16 part and matrices whose columns are whole steps, which
+ * those of published models are: few instructions a weight are what few rows are bound by. The general one takes
+ * everything: a row may be several parts, which all multiply the same operand, so that weights are decoded once. */
 #ifndef NIB_CUDA_PRODUCTS_CUH
 #define NIB_CUDA_PRODUCTS_CUH
 
@@ -35,8 +39,8 @@ NIB_DEVICE struct nib_tile nib_tile_of(const struct nib_cuda_matrix &m, int32_t 
     return t;
 }
 
-/* Blocks block .. block + kBlocks - 1; block is a multiple of kBlocks. whole: all of them lie before end; else zeros stand for
- * those that do not. */
+/* Blocks block .. block + kBlocks - 1; block is a multiple of kBlocks. whole: all of them lie before end; else zeros
+ * stand for those that do not. */
 template <int type, bool whole>
 NIB_DEVICE void nib_tile_step_get(const struct nib_tile &t, int32_t block, int32_t end, struct nib_tile_step<type> &s)
 {
@@ -112,8 +116,6 @@ template <int type> NIB_DEVICE struct nib_tile_scales nib_tile_step_scales(const
 /* ---- Rows in shared memory ---- */
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps; /* of a block: small blocks, so that a matrix makes many */
-constexpr int kPieceBlocks = 8, kPieceCols = kPieceBlocks * kBlockCols;
-constexpr int kRowHalves = kPieceCols + 8; /* 16 bytes of padding put the 8 lanes of an access on different banks */
 
 /* What a warp multiplies: rows by pointer, and its span of columns. Warps with the same span load its rows together. */
 struct nib_row_source {
@@ -121,20 +123,40 @@ struct nib_row_source {
     int64_t                part_stride;
     int32_t                count, n_parts;
     int32_t                begin, end, n_pieces; /* blocks of the span; pieces of the longest one */
+    int32_t                piece_blocks, row_halves;
     int32_t                sharer, n_sharers;
-    uint16_t              *buffer;               /* of this span: [2][n_parts][count][kRowHalves] */
+    uint16_t              *buffer;               /* of this span: [2][n_parts][count][row_halves] */
 };
 
-/* Span `split` of n_splits: whole groups of 4 blocks, so that scale groups stay together. */
-NIB_DEVICE struct nib_row_source nib_row_source_of(const uint16_t *const *row, const struct nib_cuda_rows &x, int32_t count, int32_t n_in,
-                                                   int split, int n_splits, int sharer, uint8_t *memory)
+/* Blocks of 64 columns in a piece: a power of two, the more the fewer bytes the rows of a block of the grid have. */
+static inline int32_t nib_piece_blocks(int32_t rows)
 {
-    struct nib_row_source s = {row, x.part_stride, count, x.n_parts, 0, 0, 0, sharer, kWarps / n_splits, (uint16_t *)memory};
+    return rows <= 4 ? 32 : rows <= 8 ? 16 : 8;
+}
+
+/* 16 bytes of padding put the 8 lanes of an access on different banks. */
+static __host__ __device__ inline int32_t nib_row_halves(int32_t piece_blocks)
+{
+    return piece_blocks * kBlockCols + 8;
+}
+
+static inline size_t nib_rows_bytes(int n_spans, int n_parts, int count, int32_t piece_blocks)
+{
+    return (size_t)2 * n_spans * n_parts * count * nib_row_halves(piece_blocks) * sizeof(uint16_t);
+}
+
+/* Span `split` of n_splits: whole groups of 4 blocks, so that scale groups stay together. The warp is one of
+ * n_sharers that fill the buffer in `memory`. */
+NIB_DEVICE struct nib_row_source nib_row_source_of(const uint16_t *const *row, const struct nib_cuda_rows &x,
+                                                   int32_t count, int32_t n_in, int split, int n_splits,
+                                                   int32_t piece_blocks, int sharer, int n_sharers, uint16_t *memory)
+{
+    struct nib_row_source s = {row, x.part_stride, count, x.n_parts, 0, 0, 0, piece_blocks, nib_row_halves(piece_blocks),
+                               sharer, n_sharers, memory};
     int32_t n_blocks = (n_in + kBlockCols - 1) / kBlockCols, groups = (n_blocks + 3) / 4;
     s.begin = min(groups * split / n_splits * 4, n_blocks);
     s.end = min(groups * (split + 1) / n_splits * 4, n_blocks);
-    s.n_pieces = ((groups + n_splits - 1) / n_splits * 4 + kPieceBlocks - 1) / kPieceBlocks;
-    s.buffer += 2 * split * x.n_parts * count * kRowHalves;
+    s.n_pieces = ((groups + n_splits - 1) / n_splits * 4 + piece_blocks - 1) / piece_blocks;
     return s;
 }
 
@@ -153,31 +175,35 @@ NIB_DEVICE void nib_copies_wait(void)
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
-/* One piece of the span on its way to its half of the buffer: a sharer takes every n_sharers-th row. */
+/* One piece of the span on its way to its half of the buffer: 512 bytes, 4 blocks of a row, at a time. */
 NIB_DEVICE void nib_piece_start(const struct nib_row_source &x, int32_t piece, int lane)
 {
-    uint16_t *to = x.buffer + (piece % 2) * x.n_parts * x.count * kRowHalves + lane * 8;
-    int32_t   block = x.begin + piece * kPieceBlocks + lane / 8, col = block * kBlockCols + lane % 8 * 8;
+    uint16_t *to = x.buffer + (piece & 1) * x.n_parts * x.count * x.row_halves + lane * 8;
+    int32_t   block = x.begin + piece * x.piece_blocks + lane / 8, col = block * kBlockCols + lane % 8 * 8;
+    int32_t   quads = x.piece_blocks / 4, shift = 31 - __clz(quads), end = x.n_parts * x.count * quads;
 #pragma unroll 1
-    for (int32_t i = x.sharer; i < x.n_parts * x.count; i += x.n_sharers) {
-        int32_t         part = x.n_parts == 1 ? 0 : i / x.count, r = i - part * x.count;
-        const uint16_t *from = x.row[r] + part * x.part_stride + col;
-        if (block < x.end)
-            nib_copy_async(to + i * kRowHalves, from);
-        if (block + 4 < x.end)
-            nib_copy_async(to + i * kRowHalves + 256, from + 256);
+    for (int32_t i = x.sharer; i < end; i += x.n_sharers) {
+        int32_t line = i >> shift, quad = i & (quads - 1), part = x.n_parts == 1 ? 0 : line / x.count;
+        int32_t r = line - part * x.count;
+        if (block + 4 * quad < x.end)
+            nib_copy_async(to + line * x.row_halves + quad * 256, x.row[r] + part * x.part_stride + col + quad * 256);
     }
     nib_copies_commit();
 }
 
-static inline size_t nib_rows_bytes(int n_splits, int n_parts, int count)
+/* Until a piece is there and nobody reads the one before it any more. */
+NIB_DEVICE void nib_piece_wait(const struct nib_row_source &x)
 {
-    return (size_t)2 * n_splits * n_parts * count * kRowHalves * sizeof(uint16_t);
+    nib_copies_wait();
+    if (x.n_sharers > 1)
+        __syncthreads();
+    else
+        __syncwarp();
 }
 
-/* Weights that a warp will want in a few steps, from memory into the L2: one instruction for all of a step, no registers.
- * Without it the loads in flight fit the latency of the L2, not that of memory. */
-constexpr int kPrefetchSteps = 4; /* even: steps go by two */
+/* Weights that a warp will want in a few steps, from memory into the L2: one instruction for all of a step, no
+ * registers. Without it the loads in flight fit the latency of the L2, not that of memory. */
+constexpr int kPrefetchSteps = 2; /* even: steps go by two */
 
 NIB_DEVICE void nib_prefetch(const void *p, uint32_t bytes)
 {
@@ -197,8 +223,8 @@ template <int type> NIB_DEVICE void nib_steps_prefetch(const struct nib_tile &t,
 
 /* ---- Products ---- */
 
-/* row[nt]: where row nt * 8 + g of the part stands, in halves from `at`; rows that are not there read another's place, and
- * their sums are never looked at. */
+/* row[nt]: where row nt * 8 + g of the part stands, in halves from `at`; rows that are not there read another's
+ * place, and their sums are never looked at. */
 template <int NT> NIB_DEVICE void nib_part_multiply(const uint32_t a[4][4], const uint16_t *at, const int32_t row[NT], float sum[NT][4])
 {
 #pragma unroll
@@ -214,8 +240,8 @@ template <int NT> NIB_DEVICE void nib_part_multiply(const uint32_t a[4][4], cons
 
 /* Block i of a step against the rows of a piece; at: the lane's columns of the block in the first part. */
 template <int type, int NT, bool one, int i>
-NIB_DEVICE void nib_block_multiply(const struct nib_tile_step<type> &s, const uint16_t *at, const int32_t row[NT], int32_t n_parts,
-                                   int32_t part_halves, float acc[NT][4])
+NIB_DEVICE void nib_block_multiply(const struct nib_tile_step<type> &s, const uint16_t *at, const int32_t row[NT],
+                                   int32_t n_parts, int32_t part_halves, float acc[NT][4])
 {
     struct nib_tile_scales scale = nib_tile_step_scales<type>(s, i);
     uint32_t               a[4][4];
@@ -223,8 +249,8 @@ NIB_DEVICE void nib_block_multiply(const struct nib_tile_step<type> &s, const ui
     nib_tile_step_operand<type, i, 1>(s, scale, a[1]);
     nib_tile_step_operand<type, i, 2>(s, scale, a[2]);
     nib_tile_step_operand<type, i, 3>(s, scale, a[3]);
-    /* A tensor core cuts what it adds to its accumulator; a sum of one block, smallest parts first, loses little, and the
-     * blocks' sums are added with rounding. */
+    /* A tensor core cuts what it adds to its accumulator; a sum of one block, smallest parts first, loses little,
+     * and the blocks' sums are added with rounding. */
     float sum[NT][4] = {};
 #pragma unroll 1
     for (int32_t part = one ? 0 : n_parts - 1; part > 0; part--)
@@ -238,95 +264,87 @@ NIB_DEVICE void nib_block_multiply(const struct nib_tile_step<type> &s, const ui
 
 /* The first n_blocks blocks of a step against a piece. */
 template <int type, int NT, bool one>
-NIB_DEVICE void nib_step_multiply(const struct nib_tile_step<type> &s, const struct nib_row_source &x, const uint16_t *at,
-                                  const int32_t row[NT], int32_t n_blocks, float acc[NT][4])
+NIB_DEVICE void nib_step_multiply(const struct nib_tile_step<type> &s, const uint16_t *at, const int32_t row[NT],
+                                  int32_t n_blocks, int32_t n_parts, int32_t part_halves, float acc[NT][4])
 {
     constexpr int n = nib_tile_step<type>::kBlocks;
-    int32_t       part_halves = x.count * kRowHalves;
-    nib_block_multiply<type, NT, one, 0>(s, at, row, x.n_parts, part_halves, acc);
+    nib_block_multiply<type, NT, one, 0>(s, at, row, n_parts, part_halves, acc);
     if (n > 1 && n_blocks > 1)
-        nib_block_multiply<type, NT, one, 1 % n>(s, at + kBlockCols, row, x.n_parts, part_halves, acc);
+        nib_block_multiply<type, NT, one, 1 % n>(s, at + kBlockCols, row, n_parts, part_halves, acc);
     if (n > 2 && n_blocks > 2)
-        nib_block_multiply<type, NT, one, 2 % n>(s, at + 2 * kBlockCols, row, x.n_parts, part_halves, acc);
+        nib_block_multiply<type, NT, one, 2 % n>(s, at + 2 * kBlockCols, row, n_parts, part_halves, acc);
     if (n > 2 && n_blocks > 3)
-        nib_block_multiply<type, NT, one, 3 % n>(s, at + 3 * kBlockCols, row, x.n_parts, part_halves, acc);
+        nib_block_multiply<type, NT, one, 3 % n>(s, at + 3 * kBlockCols, row, n_parts, part_halves, acc);
 }
 
-/* acc += tile . rows over the warp's span; none: it has no tile but loads rows with the others. All warps of a block come here
- * together, once their rows' pointers are visible to all. one: rows have one part. */
-template <int type, int NT, bool one>
-NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_row_source &x, bool none, float acc[NT][4])
+/* acc += tile . rows over the warp's span. All warps of a block come here together. ready(): called once the first
+ * weights are on their way; makes the rows' pointers visible to all. plain: rows have one part, columns are whole
+ * steps of any type. */
+template <int type, int NT, bool plain, typename Ready>
+NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_row_source &x, Ready ready,
+                                  float acc[NT][4])
 {
     constexpr int              n = nib_tile_step<type>::kBlocks;
     struct nib_tile_step<type> now, next;
-    int32_t begin = x.begin, end = none ? begin : x.end, row[NT], half = x.n_parts * x.count * kRowHalves;
-    nib_tile_step_load<type>(t, begin, end, now);
+    int32_t block = x.begin, last = x.end - n, row[NT];
+    int32_t part_halves = x.count * x.row_halves, half = x.n_parts * part_halves;
+    nib_steps_prefetch<type>(t, block, x.end, kPrefetchSteps);
+    if (plain)
+        nib_tile_step_get<type, true>(t, block, x.end, now);
+    ready();
     nib_piece_start(x, 0, t.lane);
 #pragma unroll
     for (int nt = 0; nt < NT; nt++)
-        row[nt] = min(nt * 8 + t.lane / 4, x.count - 1) * kRowHalves;
+        row[nt] = min(nt * 8 + t.lane / 4, x.count - 1) * x.row_halves;
+#pragma unroll 1
     for (int32_t piece = 0; piece < x.n_pieces; piece++) {
-        nib_copies_wait();
-        /* This piece is there, and nobody reads the one before it any more. */
-        if (x.n_sharers > 1)
-            __syncthreads();
-        else
-            __syncwarp();
+        nib_piece_wait(x);
         if (piece + 1 < x.n_pieces)
             nib_piece_start(x, piece + 1, t.lane);
-        const uint16_t *at = x.buffer + piece % 2 * half + t.lane % 4 * 16;
-        int32_t         block = begin + piece * kPieceBlocks, to = min(block + kPieceBlocks, end);
-        /* Two steps a turn, so that neither's weights need moving to the other's registers. */
+        const uint16_t *at = x.buffer + (piece & 1) * half + t.lane % 4 * 16;
+        int32_t         to = min(x.begin + (piece + 1) * x.piece_blocks, x.end);
+        /* Two steps a turn, so that neither's weights need moving to the other's registers. What is asked for behind
+         * the span's end is its last step again. */
+        if (plain) {
 #pragma unroll 1
-        for (; block < to; block += 2 * n, at += 2 * n * kBlockCols) {
-            nib_steps_prefetch<type>(t, block + kPrefetchSteps * n, end, 2);
-            nib_tile_step_load<type>(t, block + n, end, next);
-            if (block + n <= to)
-                nib_step_multiply<type, NT, one>(now, x, at, row, n, acc);
-            else
-                nib_step_multiply<type, NT, one>(now, x, at, row, to - block, acc);
-            nib_tile_step_load<type>(t, block + 2 * n, end, now);
-            if (block + 2 * n <= to)
-                nib_step_multiply<type, NT, one>(next, x, at + n * kBlockCols, row, n, acc);
-            else if (block + n < to)
-                nib_step_multiply<type, NT, one>(next, x, at + n * kBlockCols, row, to - block - n, acc);
+            for (; block < to; block += 2 * n, at += 2 * n * kBlockCols) {
+                nib_steps_prefetch<type>(t, block + kPrefetchSteps * n, x.end, 2);
+                nib_tile_step_get<type, true>(t, min(block + n, last), x.end, next);
+                nib_step_multiply<type, NT, true>(now, at, row, n, 1, 0, acc);
+                nib_tile_step_get<type, true>(t, min(block + 2 * n, last), x.end, now);
+                if (block + n < to)
+                    nib_step_multiply<type, NT, true>(next, at + n * kBlockCols, row, n, 1, 0, acc);
+            }
+        } else {
+#pragma unroll 1
+            for (; block < to; block += n, at += n * kBlockCols) {
+                nib_tile_step_load<type>(t, block, x.end, now);
+                nib_step_multiply<type, NT, false>(now, at, row, to - block, x.n_parts, part_halves, acc);
+            }
         }
     }
 }
 
-/* The first steps of a span into the L2; nib_tile_multiply() keeps ahead by as many. */
-NIB_DEVICE void nib_tile_prefetch_any(int32_t type, const struct nib_tile &t, int32_t begin, int32_t end)
+template <int NT, bool plain, typename Ready>
+NIB_DEVICE void nib_tile_multiply_any(int32_t type, const struct nib_tile &t, const struct nib_row_source &x,
+                                      Ready ready, float acc[NT][4])
 {
     switch (type) {
-    case NIB_WEIGHT_NVFP4: nib_steps_prefetch<NIB_WEIGHT_NVFP4>(t, begin, end, kPrefetchSteps); break;
-    case NIB_WEIGHT_MXFP4: nib_steps_prefetch<NIB_WEIGHT_MXFP4>(t, begin, end, kPrefetchSteps); break;
-    case NIB_WEIGHT_FP8: nib_steps_prefetch<NIB_WEIGHT_FP8>(t, begin, end, kPrefetchSteps); break;
-    default: nib_steps_prefetch<NIB_WEIGHT_BF16>(t, begin, end, kPrefetchSteps); break;
+    case NIB_WEIGHT_NVFP4: nib_tile_multiply<NIB_WEIGHT_NVFP4, NT, plain>(t, x, ready, acc); break;
+    case NIB_WEIGHT_MXFP4: nib_tile_multiply<NIB_WEIGHT_MXFP4, NT, plain>(t, x, ready, acc); break;
+    case NIB_WEIGHT_FP8: nib_tile_multiply<NIB_WEIGHT_FP8, NT, plain>(t, x, ready, acc); break;
+    default: nib_tile_multiply<NIB_WEIGHT_BF16, NT, plain>(t, x, ready, acc); break;
     }
 }
 
-template <int NT>
-NIB_DEVICE void nib_tile_multiply_any(int32_t type, const struct nib_tile &t, const struct nib_row_source &x, bool none, float acc[NT][4])
+/* Whether the plain loop takes them. */
+static inline bool nib_is_plain(const struct nib_cuda_matrix &w, int32_t n_parts)
 {
-    if (x.n_parts > 1) {
-        switch (type) {
-        case NIB_WEIGHT_NVFP4: nib_tile_multiply<NIB_WEIGHT_NVFP4, NT, false>(t, x, none, acc); break;
-        case NIB_WEIGHT_MXFP4: nib_tile_multiply<NIB_WEIGHT_MXFP4, NT, false>(t, x, none, acc); break;
-        case NIB_WEIGHT_FP8: nib_tile_multiply<NIB_WEIGHT_FP8, NT, false>(t, x, none, acc); break;
-        default: nib_tile_multiply<NIB_WEIGHT_BF16, NT, false>(t, x, none, acc); break;
-        }
-        return;
-    }
-    switch (type) {
-    case NIB_WEIGHT_NVFP4: nib_tile_multiply<NIB_WEIGHT_NVFP4, NT, true>(t, x, none, acc); break;
-    case NIB_WEIGHT_MXFP4: nib_tile_multiply<NIB_WEIGHT_MXFP4, NT, true>(t, x, none, acc); break;
-    case NIB_WEIGHT_FP8: nib_tile_multiply<NIB_WEIGHT_FP8, NT, true>(t, x, none, acc); break;
-    default: nib_tile_multiply<NIB_WEIGHT_BF16, NT, true>(t, x, none, acc); break;
-    }
+    return w.n_in % (4 * kBlockCols) == 0 && n_parts == 1;
 }
 
-/* A finished sum of row r times the matrix's multiplier, brought back from the row's power of two; in fp64, as the two may
- * leave the range of a float in opposite directions. */
+/* A finished sum of row r times the matrix's multiplier, brought back from the row's power of two; in fp64, as the
+ * two may leave the range of a float in opposite directions. */
 NIB_DEVICE float nib_row_scaled(float sum, float alpha, const struct nib_cuda_rows &x, int64_t r)
 {
     return x.exponent ? (float)scalbn((double)sum * (double)alpha, x.exponent[r]) : sum * alpha;

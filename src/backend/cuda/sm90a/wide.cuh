@@ -3,9 +3,9 @@
  *
  * Weights are the A operand: their packed tiles (cuda.h) are already fragments, so a warp decodes its 16 outputs'
  * codes in registers and never writes them back. Rows are the B operand: an image of them holds bf16 in the tiles'
- * order of columns, for a block of 64 columns 8 rows a kilobyte, so that a stage is one bulk copy. A third warpgroup,
- * which gives its registers to the two, keeps stages on their way; two blocks that share their rows get them by one read
- * of the L2. A warpgroup decodes its next operands while its products run.
+ * order of columns, for a block of 64 columns 8 rows a kilobyte, so that a stage is one bulk copy. A third
+ * warpgroup, which gives its registers to the two, keeps stages on their way; two blocks that share their rows get
+ * them by one read of the L2. A warpgroup decodes its next operands while its products run.
  *
  * Sums run over blocks of columns in ascending order, whatever the number of rows. */
 #ifndef NIB_CUDA_WIDE_CUH
@@ -15,42 +15,50 @@
 #include "backend/cuda/device/rows.cuh"
 #include "backend/cuda/sm90a/wgmma.cuh"
 
-constexpr int kWideConsumers = 256, kWideThreads = kWideConsumers + 128, kWideStages = 6, kWideRows = 256;
+constexpr int kWideConsumers = 256, kWideThreads = kWideConsumers + 128, kWideRows = 256;
 constexpr int kGroupRows = 8, kGroupHalves = kGroupRows * kBlockCols;
+constexpr int kWideAhead = 4; /* steps of weights on their way to the L2 */
+constexpr int kWideHalves = 6 * kWideRows * kBlockCols, kWideStagesMost = 24;
 
 struct nib_wide_memory {
-    uint16_t rows[kWideStages][kWideRows * kBlockCols];
-    uint64_t full[kWideStages], empty[kWideStages];
+    uint16_t rows[kWideHalves]; /* stages of N rows */
+    uint64_t full[kWideStagesMost], empty[kWideStagesMost];
 };
+
+/* Stages of n_rows rows, a multiple of 32: as many as fit. */
+static __host__ __device__ constexpr int nib_wide_stages(int n_rows)
+{
+    return kWideHalves / (n_rows * kBlockCols) < kWideStagesMost ? kWideHalves / (n_rows * kBlockCols) : kWideStagesMost;
+}
 
 /* All threads of both blocks of a pair. */
 NIB_DEVICE void nib_wide_init(struct nib_wide_memory *m)
 {
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < kWideStages; i++) {
-            nib_barrier_init(&m->full[i], 1);
-            nib_barrier_init(&m->empty[i], kWideConsumers / 32 * nib_cluster_size());
-        }
+    if (threadIdx.x < kWideStagesMost) {
+        nib_barrier_init(&m->full[threadIdx.x], 1);
+        nib_barrier_init(&m->empty[threadIdx.x], kWideConsumers / 32 * nib_cluster_size());
         nib_barrier_init_done();
     }
     nib_cluster_sync();
 }
 
-/* One thread: blocks of columns of n_groups * 8 rows, block_halves from one to the next. Each block of a pair asks
- * for its part of them, which arrives at both, once both have room. */
+/* One thread: blocks of columns of n_groups * 8 rows, block_halves from one to the next, into stages of n_rows rows.
+ * Each block of a pair asks for its part of them, which arrives at both, once both have room. */
 NIB_DEVICE void nib_wide_feed(const uint16_t *from, int64_t block_halves, int32_t n_groups, int32_t n_blocks,
-                              struct nib_wide_memory *m)
+                              int n_rows, struct nib_wide_memory *m)
 {
-    uint32_t n = nib_cluster_size(), rank = nib_cluster_rank();
+    uint32_t n = nib_cluster_size(), rank = nib_cluster_rank(), empty = 1;
     int32_t  first = n_groups * (int32_t)rank / (int32_t)n, count = n_groups * (int32_t)(rank + 1) / (int32_t)n - first;
+    int      at = 0, n_stages = nib_wide_stages(n_rows);
     for (int32_t block = 0; block < n_blocks; block++) {
-        int32_t at = block % kWideStages, round = block / kWideStages;
-        if (round > 0)
-            nib_barrier_wait(&m->empty[at], (uint32_t)(round - 1) & 1u);
+        nib_barrier_wait(&m->empty[at], empty); /* at first of the phase before the first, which is over */
         nib_barrier_expect(&m->full[at], (uint32_t)n_groups * kGroupHalves * 2);
         if (count > 0)
-            nib_bulk_copy_to_all(m->rows[at] + first * kGroupHalves, from + block * block_halves + first * kGroupHalves,
-                                 (uint32_t)count * kGroupHalves * 2, &m->full[at], (1u << n) - 1);
+            nib_bulk_copy_to_all(m->rows + at * n_rows * kBlockCols + first * kGroupHalves,
+                                 from + block * block_halves + first * kGroupHalves, (uint32_t)count * kGroupHalves * 2,
+                                 &m->full[at], (1u << n) - 1);
+        at = at + 1 < n_stages ? at + 1 : 0;
+        empty ^= at == 0;
     }
 }
 
@@ -69,9 +77,10 @@ template <int N>
 NIB_DEVICE void nib_wide_begin(const uint32_t operand[4][4], int32_t block, struct nib_wide_memory *m,
                                float (&acc)[N / 2])
 {
-    int32_t at = block % kWideStages, round = block / kWideStages;
+    constexpr int n_stages = nib_wide_stages(N);
+    int32_t       at = block % n_stages, round = block / n_stages;
     nib_barrier_wait(&m->full[at], (uint32_t)round & 1u);
-    uint64_t b = nib_wgmma_descriptor(nib_shared_address(m->rows[at]), 128, kGroupHalves * 2);
+    uint64_t b = nib_wgmma_descriptor(nib_shared_address(m->rows + at * N * kBlockCols), 128, kGroupHalves * 2);
     nib_wgmma_fence();
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -79,11 +88,11 @@ NIB_DEVICE void nib_wide_begin(const uint32_t operand[4][4], int32_t block, stru
     nib_wgmma_commit();
 }
 
-NIB_DEVICE void nib_wide_end(int32_t block, struct nib_wide_memory *m)
+template <int N> NIB_DEVICE void nib_wide_end(int32_t block, struct nib_wide_memory *m)
 {
     nib_wgmma_wait();
     if (threadIdx.x % 32 < nib_cluster_size())
-        nib_barrier_arrive_at(&m->empty[block % kWideStages], threadIdx.x % 32);
+        nib_barrier_arrive_at(&m->empty[block % nib_wide_stages(N)], threadIdx.x % 32);
 }
 
 /* A warp's 16 outputs of its warpgroup's 64. The next block's operands are decoded while one is multiplied. */
@@ -98,38 +107,59 @@ NIB_DEVICE void nib_wide_multiply(const struct nib_tile &t, int32_t n_blocks, st
     nib_wide_decode<type, 0>(now, even);
 #pragma unroll 1
     for (int32_t block = 0; block < n_blocks; block += n) {
-        nib_steps_prefetch<type>(t, block + kPrefetchSteps * n, n_blocks, 1);
+        nib_steps_prefetch<type>(t, block + kWideAhead * n, n_blocks, 1);
         nib_tile_step_load<type>(t, block + n, n_blocks, next);
         if (n == 1) {
             nib_wide_begin<N>(even, block, m, acc);
             nib_wide_decode<type, 0>(next, odd);
-            nib_wide_end(block, m);
+            nib_wide_end<N>(block, m);
             memcpy(even, odd, sizeof even);
             continue;
         }
         nib_wide_begin<N>(even, block, m, acc);
         nib_wide_decode<type, 1 % n>(now, odd);
-        nib_wide_end(block, m);
+        nib_wide_end<N>(block, m);
         if (n == 4 && block + 1 < n_blocks) {
             nib_wide_begin<N>(odd, block + 1, m, acc);
             nib_wide_decode<type, 2 % n>(now, even);
-            nib_wide_end(block + 1, m);
+            nib_wide_end<N>(block + 1, m);
         }
         if (n == 4 && block + 2 < n_blocks) {
             nib_wide_begin<N>(even, block + 2, m, acc);
             nib_wide_decode<type, 3 % n>(now, odd);
-            nib_wide_end(block + 2, m);
+            nib_wide_end<N>(block + 2, m);
         }
         if (block + n <= n_blocks) {
             nib_wide_begin<N>(odd, block + n - 1, m, acc);
             nib_wide_decode<type, 0>(next, even);
-            nib_wide_end(block + n - 1, m);
+            nib_wide_end<N>(block + n - 1, m);
         }
         now = next;
     }
 }
 
 /* ---- The image ---- */
+
+/* Columns of block `block` of row t as bf16 pairs: plain bf16 rows, or FP8 ones times 2^-e. */
+template <bool fp8>
+NIB_DEVICE void nib_wide_load(const struct nib_act &x, int64_t t, int32_t block, int32_t e, uint4 v[8])
+{
+    if (!fp8) {
+        const uint4 *from = (const uint4 *)((const uint16_t *)x.plain.data + t * x.plain.stride + block * kBlockCols);
+        for (int k = 0; k < 8; k++)
+            v[k] = from[k];
+        return;
+    }
+    const uint8_t *codes = x.codes + t * x.codes_stride + block * kBlockCols;
+    float          scale = scalbnf(nib_e8m0_value(x.scales[t * x.scales_stride + block / 2]), -e);
+    uint32_t      *to = (uint32_t *)v;
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+        uint32_t four = *(const uint32_t *)(codes + 4 * k);
+        to[2 * k] = nib_pack_bf16x2(nib_e4m3_value(four & 255u) * scale, nib_e4m3_value(four >> 8 & 255u) * scale);
+        to[2 * k + 1] = nib_pack_bf16x2(nib_e4m3_value(four >> 16 & 255u) * scale, nib_e4m3_value(four >> 24) * scale);
+    }
+}
 
 /* 64 columns of a row, as bf16 pairs, to its place in an image's block. Of the 16 columns that product j of a block
  * takes, (2l, 2l+1) are columns 16l + 4j + (0, 1) and (2l+8, 2l+9) are 16l + 4j + (2, 3). */

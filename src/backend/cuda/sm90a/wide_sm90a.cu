@@ -34,26 +34,6 @@ static __global__ void row_exponents(const struct nib_act x, int32_t first, int3
         exponent[blockIdx.x] = e;
 }
 
-/* 64 columns of a row as bf16 pairs. */
-template <bool fp8> NIB_DEVICE void load_block(const struct nib_act &x, int64_t t, int32_t block, int32_t e, uint4 v[8])
-{
-    if (!fp8) {
-        const uint4 *from = (const uint4 *)((const uint16_t *)x.plain.data + t * x.plain.stride + block * kBlockCols);
-        for (int k = 0; k < 8; k++)
-            v[k] = from[k];
-        return;
-    }
-    const uint8_t *codes = x.codes + t * x.codes_stride + block * kBlockCols;
-    float          scale = scalbnf(nib_e8m0_value(x.scales[t * x.scales_stride + block / 2]), -e);
-    uint32_t      *to = (uint32_t *)v;
-#pragma unroll
-    for (int k = 0; k < 16; k++) {
-        uint32_t four = *(const uint32_t *)(codes + 4 * k);
-        to[2 * k] = nib_pack_bf16x2(nib_e4m3_value(four & 255u) * scale, nib_e4m3_value(four >> 8 & 255u) * scale);
-        to[2 * k + 1] = nib_pack_bf16x2(nib_e4m3_value(four >> 16 & 255u) * scale, nib_e4m3_value(four >> 24) * scale);
-    }
-}
-
 /* A warp makes 32 rows of a block: a lane reads its row's 128 bytes, and the warp writes neighbouring rows together.
  * Rows behind the last one are zeros. */
 template <bool fp8> static __global__ void make_image(const struct nib_act x, int32_t first, const struct image im)
@@ -65,7 +45,7 @@ template <bool fp8> static __global__ void make_image(const struct nib_act x, in
         return;
     uint4 v[8] = {};
     if (row < im.n_rows)
-        load_block<fp8>(x, (int64_t)first + row, block, fp8 ? im.exponent[row] : 0, v);
+        nib_wide_load<fp8>(x, (int64_t)first + row, block, fp8 ? im.exponent[row] : 0, v);
     nib_wide_put(im.value + ((int64_t)(row / im.tile_rows) * n_blocks + block) * (kBlockCols * im.tile_rows),
                  row % im.tile_rows, v);
 }
@@ -140,7 +120,7 @@ static __global__ void __launch_bounds__(kWideThreads, 1) wide_product(const __g
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == kWideConsumers)
             nib_wide_feed(a.x.value + ((int64_t)blockIdx.y * a.n_x_blocks + group * n_blocks) * (kBlockCols * N),
-                          kBlockCols * N, N / kGroupRows, n_blocks, m);
+                          kBlockCols * N, N / kGroupRows, n_blocks, N, m);
         __syncwarp();
         nib_cluster_sync();
         return;

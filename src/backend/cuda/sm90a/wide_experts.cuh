@@ -1,0 +1,236 @@
+/* The experts of many tokens on Hopper: grouped products, as wide.cuh multiplies them. A group is an expert and up to
+ * 256 of its rows, or as many rows of the shared expert; a block takes it with 128 outputs: one warpgroup 64 of w1 and
+ * the other the same 64 of w3, which meet in SwiGLU, or both together 128 of w2. How many rows a group has is read on
+ * the device, and of the widths of a product the smallest that holds them is taken.
+ *
+ * Rows stand in images of 8 rows and 64 columns (nib_wide_put), a group's blocks of columns one after another. What
+ * SwiGLU gives is written as such an image, so down reads it as it is. One file a type of weights has the kernels. */
+#ifndef NIB_CUDA_WIDE_EXPERTS_CUH
+#define NIB_CUDA_WIDE_EXPERTS_CUH
+
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/sm90a/wide.cuh"
+
+/* All groups of a launch: first those of routed experts, n_most places of which *n are taken, then the shared one's. */
+struct nib_wide_groups {
+    const int32_t *group; /* [n_most][3] expert, number of rows, first sorted pair */
+    const int32_t *n;
+    int32_t        n_most, n_rows; /* n_rows: of the shared expert */
+};
+
+struct nib_wide_group {
+    int32_t expert, count, row; /* row: the first, of the sorted pairs or of the tokens */
+    int32_t place;              /* where its image begins, in eights of rows */
+    bool    shared, none;
+};
+
+NIB_DEVICE struct nib_wide_group nib_wide_group_of(const struct nib_wide_groups &a, int32_t i)
+{
+    struct nib_wide_group g = {0, 0, 0, 0, i >= a.n_most, false};
+    if (g.shared) {
+        g.row = (i - a.n_most) * kWideRows;
+        g.count = min(kWideRows, a.n_rows - g.row);
+        g.place = g.row / kGroupRows;
+        g.none = g.count <= 0;
+    } else if (i >= *a.n) {
+        g.none = true;
+    } else {
+        g.expert = a.group[3 * i];
+        g.count = a.group[3 * i + 1];
+        g.row = a.group[3 * i + 2];
+        g.place = g.row / kGroupRows + i; /* at most 7 rows of a group are filled up */
+    }
+    return g;
+}
+
+/* Images are of the routed side and the shared one. */
+struct nib_wide_experts {
+    struct nib_cuda_matrix w[2][2];   /* [side] w1 and w3; down: w2 */
+    const uint16_t        *image[2];  /* of the rows that are multiplied */
+    uint16_t              *hidden[2]; /* gate and up: the image of their results; down: NULL */
+    float                 *y;         /* down: [sorted pairs, then rows][dim] */
+    int64_t                y_shared;  /* its first row of the shared expert */
+    const float           *weight;    /* gate and up: of pairs, on their results; NULL: none */
+    const int32_t         *pair;      /* of sorted pairs */
+    struct nib_wide_groups groups;
+    int32_t                first_group; /* of this launch */
+    float                  limit;
+};
+
+/* Outputs of a block. */
+static __host__ __device__ inline int32_t nib_wide_outs(const struct nib_wide_experts &a)
+{
+    return a.hidden[0] ? 64 : 128;
+}
+
+/* Launches over n_groups groups from a.first_group on, by type of weights. */
+void nib_cuda_wide_experts_nvfp4(struct nib_stream *s, const struct nib_wide_experts *a, unsigned n_groups);
+void nib_cuda_wide_experts_mxfp4(struct nib_stream *s, const struct nib_wide_experts *a, unsigned n_groups);
+void nib_cuda_wide_experts_fp8(struct nib_stream *s, const struct nib_wide_experts *a, unsigned n_groups);
+void nib_cuda_wide_experts_bf16(struct nib_stream *s, const struct nib_wide_experts *a, unsigned n_groups);
+
+/* ---- After the products ---- */
+
+constexpr int kSumStride = 68; /* floats from row to row of 64 sums: writes and reads meet no bank twice */
+
+NIB_DEVICE void nib_wide_meet(int barrier, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/* A warpgroup's sums to [row][64 outputs]. */
+template <int N> NIB_DEVICE void nib_wide_sums_put(const float (&acc)[N / 2], float factor, float *sums)
+{
+    int   lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    float *to = sums + 2 * (lane % 4) * kSumStride + warp * kTileRows + lane / 4;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        to[(i / 4 * 8 + i % 2) * kSumStride + i % 4 / 2 * 8] = acc[i] * factor;
+}
+
+/* silu(g) * u within a few units of the last place; Inf must stay visible, so it does not meet the clamps. */
+NIB_DEVICE float nib_wide_swiglu(float g, float u, float limit)
+{
+    if (!nib_is_finite(g) || !nib_is_finite(u))
+        return __uint_as_float(0x7fc00000u);
+    if (limit > 0) {
+        g = g < limit ? g : limit;
+        u = u < -limit ? -limit : u > limit ? limit : u;
+    }
+    /* exp(-g) = 2^t * (1 + r ln 2), r what t = -g / ln 2 lost in rounding; where 2^t is infinite the quotient is 0. */
+    float t = g * -1.44269504f, r = fmaf(g, -1.44269504f, -t) + g * -1.92596303e-8f, power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(t));
+    return __fdividef(g, 1.0f + (nib_is_finite(power) ? fmaf(power * 0.693147181f, r, power) : power)) * u;
+}
+
+/* [row][64] of gate and of up to the group's image; by all consumers. */
+NIB_DEVICE void nib_wide_gate(const struct nib_wide_experts &a, const struct nib_wide_group &g, const float *gate,
+                              const float *up)
+{
+    int32_t   n_groups = (g.count + kGroupRows - 1) / kGroupRows, n_blocks = a.w[g.shared][0].n_out / kBlockCols;
+    int       lane = threadIdx.x % 32, r = lane % 8;
+    if ((int32_t)blockIdx.x >= n_blocks)
+        return;
+    uint16_t *to = a.hidden[g.shared] + ((int64_t)g.place * n_blocks + (int64_t)blockIdx.x * n_groups) * kGroupHalves;
+    for (int32_t k = threadIdx.x / 32; k < 2 * n_groups; k += kWideConsumers / 32) {
+        int32_t row = k / 2 * 8 + r, chunk = k % 2 * 4 + lane / 8;
+        float   weight = a.weight && !g.shared ? a.weight[a.pair[g.row + min(row, g.count - 1)]] : 1.0f;
+        uint4   v;
+        uint32_t *word = (uint32_t *)&v;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 x = *(const float2 *)(gate + row * kSumStride + i * 16 + 2 * chunk);
+            float2 y = *(const float2 *)(up + row * kSumStride + i * 16 + 2 * chunk);
+            float  first = nib_wide_swiglu(x.x, y.x, a.limit), second = nib_wide_swiglu(x.y, y.y, a.limit);
+            word[i] = nib_pack_bf16x2(first * weight, second * weight);
+        }
+        *(uint4 *)(to + k / 2 * kGroupHalves + (chunk * kGroupRows + r) * 8) = v;
+    }
+}
+
+/* [row][64 outputs from o on] to y; by a warpgroup. */
+NIB_DEVICE void nib_wide_down(const struct nib_wide_experts &a, const struct nib_wide_group &g, int32_t o,
+                              const float *sums)
+{
+    int32_t dim = a.w[g.shared][0].n_out;
+    if (o >= dim)
+        return;
+    float *to = a.y + ((g.shared ? a.y_shared : 0) + g.row) * dim + o;
+    for (int32_t k = threadIdx.x % 128; k < g.count * 16; k += 128) {
+        int32_t row = k / 16, col = k % 16 * 4;
+        float4  v = *(const float4 *)(sums + row * kSumStride + col);
+        *(float4 *)(to + (int64_t)row * dim + col) = v;
+    }
+}
+
+/* ---- The kernel ---- */
+
+template <int type, int N>
+NIB_DEVICE void nib_wide_experts_group(const struct nib_wide_experts &a, const struct nib_wide_group &g,
+                                       struct nib_wide_memory *m)
+{
+    int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp / 4;
+    bool    gates = a.hidden[0] != NULL;
+    int32_t o = gates ? (int32_t)blockIdx.x * 64 + warp % 4 * kTileRows : (int32_t)blockIdx.x * 128 + warp * kTileRows;
+    const struct nib_cuda_matrix &w = a.w[g.shared][gates ? half : 0];
+    float          *sums = (float *)m->rows + half * (N * kSumStride), acc[N / 2] = {};
+    struct nib_tile t = nib_tile_of(w, g.expert, min(o, w.n_out - 1) / kTileRows, lane);
+    nib_wide_multiply<type, N>(t, w.n_in / kBlockCols, m, acc);
+    nib_cluster_arrive();
+    nib_wide_meet(1, kWideConsumers); /* both have read their last rows, which make way for the sums */
+    nib_wide_sums_put<N>(acc, nib_alpha_of(w, g.expert), sums);
+    if (gates) {
+        nib_wide_meet(1, kWideConsumers);
+        nib_wide_gate(a, g, (const float *)m->rows, (const float *)m->rows + N * kSumStride);
+    } else {
+        nib_wide_meet(2 + half, kWideConsumers / 2);
+        nib_wide_down(a, g, o - warp % 4 * kTileRows, sums);
+    }
+    nib_cluster_wait();
+}
+
+/* How many rows a group's products have room for; only the widest where `narrow` ones are not built. */
+static __device__ constexpr int nib_wide_width(int32_t count, bool narrow)
+{
+    return count > 192 || !narrow ? 256 : count > 128 ? 192 : count > 64 ? 128 : count > 32 ? 64 : 32;
+}
+
+/* What products read of the stages behind a group's last eight rows; no copy ever goes there. */
+NIB_DEVICE void nib_wide_clear(int32_t count, int width, struct nib_wide_memory *m)
+{
+    constexpr int kVectors = kGroupHalves / 8;
+    int           first = (count + kGroupRows - 1) / kGroupRows * kVectors, n = width / kGroupRows * kVectors - first;
+    uint4        *stage = (uint4 *)m->rows + first;
+    for (int i = threadIdx.x; i < n * nib_wide_stages(width); i += kWideThreads)
+        stage[i / n * (width / kGroupRows * kVectors) + i % n] = make_uint4(0, 0, 0, 0);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+template <int type, bool narrow>
+static __global__ void __launch_bounds__(kWideThreads, 1) wide_experts(const __grid_constant__ struct nib_wide_experts a)
+{
+    nib_grid_release();
+    extern __shared__ __align__(128) uint8_t memory[];
+    struct nib_wide_memory *m = (struct nib_wide_memory *)memory;
+    nib_grid_wait();
+    struct nib_wide_group g = nib_wide_group_of(a.groups, a.first_group + (int32_t)blockIdx.y);
+    /* Both blocks of a pair stay, or neither does. */
+    if (g.none || (int32_t)(blockIdx.x & ~1u) * nib_wide_outs(a) >= a.w[g.shared][0].n_out)
+        return;
+    int width = nib_wide_width(g.count, narrow);
+    nib_wide_clear(g.count, width, m);
+    nib_wide_init(m);
+    if (threadIdx.x >= kWideConsumers) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        int32_t n_blocks = a.w[g.shared][0].n_in / kBlockCols, n_groups = (g.count + kGroupRows - 1) / kGroupRows;
+        if (threadIdx.x == kWideConsumers)
+            nib_wide_feed(a.image[g.shared] + (int64_t)g.place * n_blocks * kGroupHalves, n_groups * kGroupHalves,
+                          n_groups, n_blocks, width, m);
+        __syncwarp();
+        nib_cluster_sync();
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if (!narrow || width == 256)
+        nib_wide_experts_group<type, 256>(a, g, m);
+    else if (width == 192)
+        nib_wide_experts_group<type, narrow ? 192 : 256>(a, g, m);
+    else if (width == 128)
+        nib_wide_experts_group<type, narrow ? 128 : 256>(a, g, m);
+    else if (width == 64)
+        nib_wide_experts_group<type, narrow ? 64 : 256>(a, g, m);
+    else
+        nib_wide_experts_group<type, narrow ? 32 : 256>(a, g, m);
+}
+
+template <int type, bool narrow>
+static void nib_wide_experts_launch(struct nib_stream *s, const struct nib_wide_experts *a, unsigned n_groups)
+{
+    int32_t outs = max(a->w[0][0].n_out, a->w[1][0].n_out), each = nib_wide_outs(*a);
+    dim3    grid((unsigned)((outs + each - 1) / each), n_groups);
+    int     bytes = (int)sizeof(struct nib_wide_memory);
+    cudaFuncSetAttribute(wide_experts<type, narrow>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    nib_launch_cluster(s, grid.x % 2 == 0 ? 2 : 1, wide_experts<type, narrow>, grid, kWideThreads, (size_t)bytes, *a);
+}
+
+#endif
