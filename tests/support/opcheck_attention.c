@@ -346,7 +346,8 @@ void oc_check_attend(struct oc_case *c)
     if (c->nvfp4) {
         a.d = 512;
         n_rot = 64;
-        a.w = oc_weight_new(c, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, 8, 64);
+        a.w = c->index % 2 ? oc_weight_new(c, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, 8, 64)
+                           : oc_weight_new(c, NIB_WEIGHT_FP8, NIB_ACT_FP8, 1, 128, 128);
     }
     a.scale = (float)pow(a.d, -0.5);
     a.rope = oc_rope_new(c, n_rot);

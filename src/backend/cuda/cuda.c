@@ -444,6 +444,8 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
     NIB_TRY(check_weight(d, err));
     if (d->act == NIB_ACT_NVFP4)
         NIB_TRY(nib_cuda_blackwell_ready(&b->stream, err));
+    if (d->act == NIB_ACT_FP8) /* as with --numerics release, whose queries are bf16 */
+        NIB_TRY(nib_cuda_blackwell_ops_ready(&b->stream, err));
     struct nib_cuda_weight *w = calloc(1, sizeof *w);
     float                  *alpha = malloc(n * sizeof *alpha);
     if (!w || !alpha) {

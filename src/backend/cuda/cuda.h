@@ -81,6 +81,7 @@ struct nib_blackwell_family;
 struct nib_cuda_blackwell {
     const struct nib_blackwell_family *family; /* NULL: another card, or a build without its kernels */
     bool      on;           /* they have passed their self-test */
+    bool      ops_on;       /* those of whole ops have passed theirs */
     char      why_not[240]; /* how they failed it */
     void     *encode;       /* cuTensorMapEncodeTiled, on sm_100a */
     uint8_t  *scales;       /* sm_100a: of a linear's rows, in the tensor core's layout */
@@ -254,6 +255,8 @@ size_t nib_cuda_blackwell_lay_out(struct nib_cuda_blackwell *x, const struct nib
 enum nib_status nib_cuda_blackwell_open(struct nib_stream *s, struct nib_error *err);
 /* Before the first weight with NVFP4 rows: the self-test. Engines without such weights never launch these kernels. */
 enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, struct nib_error *err);
+/* Before the first weight with FP8 rows: the self-test of whole ops, without which those of any/ run. */
+enum nib_status nib_cuda_blackwell_ops_ready(struct nib_stream *s, struct nib_error *err);
 /* Whether device 0's family packs weights like these; its layout, bytes of one matrix's codes and scales. */
 bool nib_cuda_blackwell_packs(const struct nib_weight_desc *d, enum nib_cuda_layout *layout, size_t *codes, size_t *scales);
 /* Matrix i of such a weight from a copy of the stored bytes on the device. */

@@ -77,13 +77,25 @@ enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, struct nib_error 
         if (status != NIB_OK)
             return nib_error_set(err, status, "%s; activations other than NVFP4 do not need what was tested",
                                  s->error.text);
-        x->on = x->why_not[0] == 0;
+        x->on = x->ops_on = x->why_not[0] == 0;
     }
     if (!x->on)
         return nib_error_set(err, NIB_E_DEVICE,
                              "cuda: a kernel for NVFP4 activations fails its self-test on this card: %s; activations "
                              "other than NVFP4 do not need it",
                              x->why_not);
+    return NIB_OK;
+}
+
+enum nib_status nib_cuda_blackwell_ops_ready(struct nib_stream *s, struct nib_error *err)
+{
+    struct nib_cuda_blackwell *x = &s->blackwell;
+    if (!x->family || x->family->major != 10 || x->ops_on || x->why_not[0])
+        return NIB_OK;
+    enum nib_status status = x->family->selftest(s, x->why_not, sizeof x->why_not);
+    if (status != NIB_OK)
+        return nib_error_set(err, status, "%s", s->error.text);
+    x->ops_on = x->why_not[0] == 0;
     return NIB_OK;
 }
 

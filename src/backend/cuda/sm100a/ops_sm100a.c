@@ -51,7 +51,7 @@ enum nib_status nib_sm100a_attend(struct nib_stream *s, const struct nib_attend_
 {
     bool    few = a->rows->n_rows <= NIB_CUDA_ATTEND_FEW;
     int64_t most = a->n_window + (a->ratio == 0 ? 0 : a->selected ? a->top_k : s->dims.n_ctx_max / a->ratio);
-    if (!s->blackwell.on || !nib_sm100a_attend_takes(a) ||
+    if (!s->blackwell.ops_on || !nib_sm100a_attend_takes(a) ||
         (few && (most > FEW_MOST || s->cluster_most < NIB_SM100A_ATTEND_BLOCKS)))
         return nib_cuda_attend(s, a);
     return nib_sm100a_attend_launch(s, a, few);
@@ -84,7 +84,7 @@ enum nib_status nib_sm100a_index_scores(struct nib_stream *s, const struct nib_i
 enum nib_status nib_sm100a_index_select(struct nib_stream *s, const struct nib_index_select_args *a)
 {
     int64_t n_entries = s->dims.n_ctx_max / a->ratio + 1, fit = (int64_t)s->n_score_rows * s->n_entries_max / n_entries;
-    if (!s->blackwell.on || !index_takes(a) || s->cluster_most < TAKE_BLOCKS || n_entries - 1 > TAKE_BLOCKS * TAKE_EACH)
+    if (!s->blackwell.ops_on || !index_takes(a) || s->cluster_most < TAKE_BLOCKS || n_entries - 1 > TAKE_BLOCKS * TAKE_EACH)
         return nib_cuda_index_select(s, a);
     fit = fit < 1 ? 1 : fit > GRID_Y_MOST ? GRID_Y_MOST : fit;
     for (int32_t first = 0, n; first < a->rows->n_rows; first += n) {
