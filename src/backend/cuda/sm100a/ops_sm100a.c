@@ -84,7 +84,8 @@ enum nib_status nib_sm100a_index_scores(struct nib_stream *s, const struct nib_i
 enum nib_status nib_sm100a_index_select(struct nib_stream *s, const struct nib_index_select_args *a)
 {
     int64_t n_entries = s->dims.n_ctx_max / a->ratio + 1, fit = (int64_t)s->n_score_rows * s->n_entries_max / n_entries;
-    if (!s->blackwell.ops_on || !index_takes(a) || s->cluster_most < TAKE_BLOCKS || n_entries - 1 > TAKE_BLOCKS * TAKE_EACH)
+    if (!s->blackwell.ops_on || !index_takes(a) || s->cluster_most < TAKE_BLOCKS ||
+        n_entries - 1 > TAKE_BLOCKS * TAKE_EACH)
         return nib_cuda_index_select(s, a);
     fit = fit < 1 ? 1 : fit > GRID_Y_MOST ? GRID_Y_MOST : fit;
     for (int32_t first = 0, n; first < a->rows->n_rows; first += n) {
