@@ -1,6 +1,6 @@
 /* The op checker's program: runs every check on fresh seeds and sums up.
  *
- *   test_opcheck [--seed N] [--op NAME] [--n N] [--rows many] [--columns many] [--format nvfp4] [--backend NAME] [--cpu LEVEL]
+ *   test_opcheck [--seed N] [--op NAME] [--n N] [--rows many] [--columns many] [--format nvfp4|fp8] [--backend NAME] [--cpu LEVEL]
  *
  * With --backend only that one is held to ref, in one variant.
  * A failure prints op, variant, shape, seed and the worst element; the same --seed (and --n) makes the same cases. */
@@ -84,7 +84,8 @@ int main(int argc, char **argv)
     uint64_t    seed = (uint64_t)time(NULL) * 1000 + (uint64_t)clock() % 1000;
     const char *op = NULL, *backend = NULL, *level = NULL;
     int32_t     n_cases = 0;
-    bool        many = false, deep = false, nvfp4 = false;
+    bool        many = false, deep = false;
+    enum nib_act_format format = NIB_ACT_PLAIN;
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--seed") == 0)
             seed = strtoull(argv[i + 1], NULL, 10);
@@ -97,7 +98,9 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "--rows") == 0 && strcmp(argv[i + 1], "many") == 0)
             many = true;
         else if (strcmp(argv[i], "--format") == 0 && strcmp(argv[i + 1], "nvfp4") == 0)
-            nvfp4 = true;
+            format = NIB_ACT_NVFP4;
+        else if (strcmp(argv[i], "--format") == 0 && strcmp(argv[i + 1], "fp8") == 0)
+            format = NIB_ACT_FP8;
         else if (strcmp(argv[i], "--columns") == 0 && strcmp(argv[i + 1], "many") == 0)
             deep = true;
         else if (strcmp(argv[i], "--backend") == 0)
@@ -106,7 +109,7 @@ int main(int argc, char **argv)
             argc = 0;
     }
     if (argc % 2 == 0) {
-        fprintf(stderr, "usage: test_opcheck [--seed N] [--op NAME] [--n N] [--rows many] [--format nvfp4] [--backend NAME] "
+        fprintf(stderr, "usage: test_opcheck [--seed N] [--op NAME] [--n N] [--rows many] [--format nvfp4|fp8] [--backend NAME] "
                         "[--cpu LEVEL]\n");
         return 2;
     }
@@ -115,7 +118,7 @@ int main(int argc, char **argv)
         return 1;
     int64_t n_checks = 0;
     int     n_failed = 0, n_ops = 0;
-    const struct oc_case like = {.seed = seed, .many = many, .deep = deep, .nvfp4 = nvfp4, .n_checks = &n_checks};
+    const struct oc_case like = {.seed = seed, .many = many, .deep = deep, .format = format, .n_checks = &n_checks};
     for (int i = 0; i < N_CHECKS; i++) {
         if (op && strcmp(op, checks[i].name) != 0)
             continue;

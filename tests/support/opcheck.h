@@ -30,7 +30,8 @@ struct oc_case {
     int32_t          index;
     bool             many; /* --rows many: prompts on tiles only, in bf16, where a check knows them */
     bool             deep; /* --columns many: rows as wide as a model's on tiles only, in bf16, likewise */
-    bool             nvfp4; /* --format nvfp4: NVFP4 rows, of NVFP4 weights, where a check has them */
+    /* --format nvfp4, fp8: such rows, of NVFP4 weights, or of FP8 and MXFP4 ones, where a check has them; PLAIN: any. */
+    enum nib_act_format format;
     bool             failed;
     int64_t         *n_checks;
     struct oc_block *memory;

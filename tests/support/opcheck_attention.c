@@ -343,7 +343,7 @@ void oc_check_attend(struct oc_case *c)
         a.n_heads = oc_range(c, 30, 40);
     a.ratio = oc_pick(c, 3, ratios);
     pick_head(c, &a.d, &n_rot);
-    if (c->nvfp4) {
+    if (c->format == NIB_ACT_NVFP4) {
         a.d = 512;
         n_rot = 64;
         a.w = c->index % 2 ? oc_weight_new(c, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, 8, 64)
@@ -351,12 +351,12 @@ void oc_check_attend(struct oc_case *c)
     }
     a.scale = (float)pow(a.d, -0.5);
     a.rope = oc_rope_new(c, n_rot);
-    a.dtype = oc_chance(c, a.d == 512 ? 0.8 : 0.3) || c->nvfp4 ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
+    a.dtype = oc_chance(c, a.d == 512 ? 0.8 : 0.3) || c->format == NIB_ACT_NVFP4 ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
     a.q = oc_mat_new(c, a.dtype, a.seqs.n_rows, a.n_heads * a.d, oc_chance(c, 0.2) ? 5 : 1, oc_chance(c, 0.1));
     a.sink = oc_floats(c, a.n_heads, 0, 2);
     if (oc_chance(c, 0.1))
         a.sink[0] = -INFINITY; /* no sink */
-    enum nib_row_format f = (enum nib_row_format)(c->nvfp4 ? 1 + c->index % 3 : c->index % 4);
+    enum nib_row_format f = (enum nib_row_format)(c->format == NIB_ACT_NVFP4 ? 1 + c->index % 3 : c->index % 4);
     a.window = oc_store_new(c, f, NIB_PAGE_TOKENS, a.seqs.n_pages, a.d, n_rot, 1);
     if (a.ratio) {
         a.entries = oc_store_new(c, f, NIB_PAGE_TOKENS / a.ratio, a.seqs.n_pages, a.d, n_rot, 1);

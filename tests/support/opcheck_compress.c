@@ -378,7 +378,7 @@ void oc_check_index_select(struct oc_case *c)
     a.scores = oc_chance(c, 0.5);
     bool bf16 = oc_chance(c, 0.3);
     enum nib_row_format format = (enum nib_row_format)formats[c->index % 3];
-    if (c->nvfp4) {
+    if (c->format == NIB_ACT_NVFP4) {
         a.d = 128;
         a.scale = (float)(pow(a.d, -0.5) * pow(a.n_heads, -0.5));
         a.w = oc_weight_new(c, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, 8, 64);

@@ -76,13 +76,13 @@ void oc_check_norm(struct oc_case *c)
     int32_t     n = pick_rows(c, 9), cols = oc_range(c, 1, n > 9 || oc_chance(c, 0.3) ? 80 : 12) * 16;
     struct norm a = {.eps = 1e-6f, .dtype = pick_dtype(c)};
     a.format = (enum nib_act_format)oc_range(c, NIB_ACT_PLAIN, NIB_ACT_INT8);
-    a.format = c->nvfp4 ? NIB_ACT_NVFP4 : a.format;
+    a.format = c->format != NIB_ACT_PLAIN ? c->format : a.format;
     a.plain = a.format == NIB_ACT_PLAIN || oc_chance(c, 0.7);
     if (a.format == NIB_ACT_PLAIN)
         cols += oc_range(c, 0, 15);
     a.x = oc_mat_new(c, pick_dtype(c), n, cols, 1, oc_chance(c, 0.2));
     a.weight = oc_floats(c, cols, 1, 0.3);
-    a.w = c->nvfp4 ? oc_weight_new(c, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, 8, cols) : NULL;
+    a.w = c->format == NIB_ACT_NVFP4 ? oc_weight_new(c, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, 8, cols) : NULL;
     oc_shape(c, "%d rows of %d, x %d, y %d format %d plain %d", n, cols, a.x.dtype, a.dtype, a.format, a.plain);
     oc_all(c, run_norm, judge_norm, &a, n);
 }

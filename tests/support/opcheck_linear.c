@@ -137,7 +137,8 @@ static void judge_linear(struct oc_case *c, const void *data, const struct oc_re
 }
 
 /* weight_bytes must answer without data, and grow by 2 % at most, or by the rest of the last panels of 16 outputs by 16
- * channels, or by the rest of the last tiles where a tensor core takes them so: of scales (128 rows by 256 columns), or of
+ * channels, or by the rest of the last tiles where a tensor core takes them so: of scales (128 rows by 256 columns; with
+ * FP8 rows a byte for every 32 values of 128 by 128), or of
  * everything (16 by 128). */
 static void check_weight_bytes(struct oc_case *c, const struct oc_weight *w)
 {
@@ -156,6 +157,8 @@ static void check_weight_bytes(struct oc_case *c, const struct oc_weight *w)
     if (d.type == NIB_WEIGHT_NVFP4 && d.act == NIB_ACT_NVFP4)
         limit = fmax(fmax(limit, n / 2 + ceil(d.n_out / 128.0) * ceil(d.n_in / 256.0) * 2048),
                      ceil(d.n_out / 16.0) * ceil(d.n_in / 128.0) * 16 * 128 * 9 / 16);
+    if ((d.type == NIB_WEIGHT_FP8 || d.type == NIB_WEIGHT_MXFP4) && d.act == NIB_ACT_FP8)
+        limit = fmax(limit, (d.type == NIB_WEIGHT_FP8 ? n : n / 2) + ceil(d.n_out / 128.0) * ceil(d.n_in / 128.0) * 512);
     for (const struct nib_backend_api *const *api = nib_backends(); *api; api++)
         oc_expect(c, (double)(*api)->weight_bytes(&d) <= limit, "a packed weight grows by more than it may");
 }
@@ -182,14 +185,17 @@ void oc_check_linear(struct oc_case *c)
         dtype = NIB_DTYPE_BF16;
         act = NIB_ACT_PLAIN;
     }
-    if (c->nvfp4) { /* up to more rows than one tile has, and more outputs than one pair of blocks takes */
-        type = NIB_WEIGHT_NVFP4;
-        act = NIB_ACT_NVFP4;
+    if (c->format != NIB_ACT_PLAIN) { /* up to more rows than one tile has, and more outputs than one pair of blocks takes */
+        bool nvfp4 = c->format == NIB_ACT_NVFP4;
+        type = nvfp4 ? NIB_WEIGHT_NVFP4 : c->index / 4 % 2 ? NIB_WEIGHT_FP8 : NIB_WEIGHT_MXFP4;
+        act = c->format;
         many = c->index % 4 == 0;
         n = many ? oc_range(c, 120, 140) : oc_range(c, 0, 12);
-        n_in = 32 * oc_range(c, 1, many ? 10 : 20) - (oc_chance(c, 0.2) ? 16 : 0);
+        n_in = 32 * oc_range(c, 1, many ? 10 : 20) - (nvfp4 && oc_chance(c, 0.2) ? 16 : 0);
+        if (type == NIB_WEIGHT_MXFP4 && oc_chance(c, 0.8))
+            n_in = (n_in + 127) / 128 * 128;
     }
-    struct oc_mat plain = oc_mat_new(c, dtype, n, n_in, 1, oc_chance(c, c->nvfp4 ? 0.5 : 0.15));
+    struct oc_mat plain = oc_mat_new(c, dtype, n, n_in, 1, oc_chance(c, c->format != NIB_ACT_PLAIN ? 0.5 : 0.15));
     l.x = oc_act_new(c, &plain, act, true);
     for (int32_t i = 0; i < l.n_weights; i++) {
         /* Beside the first weight, some that take the plain rows. */

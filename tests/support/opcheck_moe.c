@@ -207,7 +207,15 @@ void oc_check_moe(struct oc_case *c)
     bool                 plain_type = type == NIB_WEIGHT_F32 || type == NIB_WEIGHT_BF16;
     enum nib_act_format  act = plain_type ? NIB_ACT_PLAIN : (enum nib_act_format)oc_pick(c, four ? 4 : 3, acts);
     enum nib_act_format  shared_act = shared == type ? act : act == NIB_ACT_FP8 ? NIB_ACT_FP8 : NIB_ACT_PLAIN;
-    if (c->nvfp4) {
+    const bool format = c->format != NIB_ACT_PLAIN;
+    if (c->format == NIB_ACT_FP8) {
+        type = c->index % 3 == 2 ? NIB_WEIGHT_FP8 : NIB_WEIGHT_MXFP4;
+        act = NIB_ACT_FP8;
+        shared = (enum nib_weight_type)oc_pick(
+            c, 3, (const int32_t[]){NIB_WEIGHT_FP8, NIB_WEIGHT_MXFP4, NIB_WEIGHT_BF16});
+        shared_act = shared == NIB_WEIGHT_BF16 ? NIB_ACT_PLAIN : act;
+    }
+    if (c->format == NIB_ACT_NVFP4) {
         type = NIB_WEIGHT_NVFP4;
         act = NIB_ACT_NVFP4;
         shared = (enum nib_weight_type)oc_pick(c, 3, (const int32_t[]){NIB_WEIGHT_NVFP4, NIB_WEIGHT_FP8, NIB_WEIGHT_BF16});
@@ -216,6 +224,11 @@ void oc_check_moe(struct oc_case *c)
     struct moe a = {.top_k = oc_range(c, 1, 4), .route_scale = 1.5f, .n_inner = 32 * oc_range(c, 1, 5),
                     .n_inner_shared = 32 * oc_range(c, 1, 5)};
     int32_t    dim = 32 * oc_range(c, 1, oc_chance(c, 0.1) ? 36 : 8);
+    if (c->format == NIB_ACT_FP8) { /* whole boxes of MXFP4 */
+        dim = 128 * oc_range(c, 1, 3);
+        a.n_inner = 128;
+        a.n_inner_shared = oc_chance(c, 0.5) ? 128 : a.n_inner_shared;
+    }
     if (c->deep) {
         dim = 64 * oc_range(c, 13, 24);
         a.n_inner = 64 * oc_range(c, 1, 3);
@@ -239,7 +252,7 @@ void oc_check_moe(struct oc_case *c)
     a.seqs = oc_seqs_new(c, c->many ? OC_ROWS_MOST : oc_chance(c, 0.1) ? 80 : 8, 300, 0);
     while (c->many && a.seqs.n_rows <= 96) /* more than kernels for few rows take */
         a.seqs = oc_seqs_new(c, OC_ROWS_MOST, 300, 0);
-    struct oc_mat plain = oc_mat_new(c, a.dtype, a.seqs.n_rows, dim, 1, oc_chance(c, c->nvfp4 ? 0.5 : 0.1));
+    struct oc_mat plain = oc_mat_new(c, a.dtype, a.seqs.n_rows, dim, 1, oc_chance(c, format ? 0.5 : 0.1));
     a.x = oc_act_new(c, &plain, act, true);
     a.router =
         oc_weight_new(c, oc_chance(c, 0.7) ? NIB_WEIGHT_BF16 : NIB_WEIGHT_F32, NIB_ACT_PLAIN, 1, a.n_experts, dim);
@@ -253,7 +266,7 @@ void oc_check_moe(struct oc_case *c)
         for (int32_t e = 0; e < a.n_experts && oc_chance(c, 0.7); e++)
             a.bias[e] = 0.25f; /* some equal ones */
         /* All rows to the same experts, the others without any: scores stay below sqrt(softplus(100)). */
-        for (int32_t e = 0; c->nvfp4 && e < a.top_k && c->index % 2 == 0; e++)
+        for (int32_t e = 0; format && e < a.top_k && c->index % 2 == 0; e++)
             a.bias[(e * 5 + 1) % a.n_experts] += e == 0 || a.n_experts % 5 ? 20.0f : 0;
     }
     a.w1 = oc_weight_new(c, type, act, a.n_experts, a.n_inner, dim);

@@ -416,7 +416,7 @@ static cudaError_t pack_stack(struct nib_backend *b, const struct nib_weight_des
         e = stage(b, b->load.stored, d->part[i].data, codes);
         if (e == cudaSuccess && scales > 0)
             e = stage(b, b->load.stored + scales_at, d->part[i].scales, scales);
-        if (e == cudaSuccess && (m->layout == NIB_CUDA_BLOCK16 || m->layout == NIB_CUDA_UNITS))
+        if (e == cudaSuccess && (m->layout == NIB_CUDA_ATOMS || m->layout == NIB_CUDA_UNITS))
             e = nib_cuda_blackwell_pack(&b->stream, m, i, b->load.stored, b->load.stored + scales_at);
         else if (e == cudaSuccess)
             e = nib_cuda_pack(b->stream.handle, m, i, b->load.stored, b->load.stored + scales_at, largest);
@@ -442,8 +442,9 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
     size_t codes, scales, n = (size_t)d->n_stack;
     *out = NULL;
     NIB_TRY(check_weight(d, err));
-    if (d->act == NIB_ACT_NVFP4)
-        NIB_TRY(nib_cuda_blackwell_ready(&b->stream, err));
+    enum nib_cuda_layout layout = layout_of(d, &codes, &scales);
+    if (layout == NIB_CUDA_ATOMS || layout == NIB_CUDA_UNITS)
+        NIB_TRY(nib_cuda_blackwell_ready(&b->stream, d->act, err));
     if (d->act == NIB_ACT_FP8) /* as with --numerics release, whose queries are bf16 */
         NIB_TRY(nib_cuda_blackwell_ops_ready(&b->stream, err));
     struct nib_cuda_weight *w = calloc(1, sizeof *w);
@@ -453,7 +454,6 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
         free(alpha);
         return nib_error_set(err, NIB_E_MEMORY, "cuda: no memory for a weight of %d matrices", d->n_stack);
     }
-    enum nib_cuda_layout layout = layout_of(d, &codes, &scales);
     if (layout == NIB_CUDA_TILED && !nib_cuda_span_fits(d)) {
         layout = NIB_CUDA_STORED;
         codes = stored_size(d, &scales);

@@ -24,9 +24,9 @@ extern "C" {
  *     codes  [tile][block][chunk][lane] 16 bytes: 1 chunk at 4 bits, 2 at 8, 4 at 16
  *     scales NVFP4: [tile][group of 4 blocks][lane][block] {row g, row g+8} bytes; MXFP4 the same for lane pairs; a last
  *            group of fewer blocks is [block][lane]. FP8: one byte for 128 x 128 as stored.
- * BLOCK16: NVFP4 for tcgen05: codes as in the checkpoint, scales as sm100a/sm100a.h has them.
+ * ATOMS: NVFP4, FP8, MXFP4 for tcgen05: codes as in the checkpoint, scales as sm100a/sm100a.h has them.
  * UNITS: NVFP4 for block-scaled mma.sync, as sm120a/sm120a.h has it. */
-enum nib_cuda_layout { NIB_CUDA_STORED, NIB_CUDA_TILED, NIB_CUDA_BLOCK16, NIB_CUDA_UNITS };
+enum nib_cuda_layout { NIB_CUDA_STORED, NIB_CUDA_TILED, NIB_CUDA_ATOMS, NIB_CUDA_UNITS };
 
 /* Passed by value to kernels. */
 struct nib_cuda_matrix {
@@ -80,9 +80,10 @@ struct nib_cuda_moe_scratch {
 struct nib_blackwell_family;
 struct nib_cuda_blackwell {
     const struct nib_blackwell_family *family; /* NULL: another card, or a build without its kernels */
-    bool      on;           /* they have passed their self-test */
+    /* By the format of rows (NVFP4, FP8): whether its kernels have passed their self-test, and how they failed it. */
+    bool      on[NIB_ACT_INT8 + 1];
+    char      why_not[NIB_ACT_INT8 + 1][240];
     bool      ops_on;       /* those of whole ops have passed theirs */
-    char      why_not[240]; /* how they failed it */
     void     *encode;       /* cuTensorMapEncodeTiled, on sm_100a */
     uint8_t  *scales;       /* sm_100a: of a linear's rows, in the tensor core's layout */
     int64_t   scales_bytes;
@@ -90,11 +91,13 @@ struct nib_cuda_blackwell {
     int64_t   x_scales_bytes;
     float    *x_row_scale;
     int32_t  *scale_row;    /* sm_100a: [pairs] */
-    uint8_t  *inner_codes, *inner_scales; /* of the experts' inner rows; scales in tiles on sm_100a */
-    int64_t   inner_scales_bytes;
+    uint8_t  *inner_codes, *inner_scales; /* of the experts' inner rows, scales row by row */
     float    *inner_row_scale;
+    uint8_t  *inner_atoms;  /* sm_100a: their scales in tiles */
+    int64_t   inner_atoms_bytes;
     int32_t  *groups;       /* [3 * groups at most] */
     int32_t  *n_groups;
+    int32_t  *progress;     /* sm_100a: tiles that two kernels have finished, and [pairs] largest magnitudes of rows */
     uint8_t  *shared_codes, *shared_scales; /* of the shared expert's inner rows, any format */
     float    *shared_row_scale;
 };
@@ -253,8 +256,9 @@ size_t nib_cuda_blackwell_lay_out(struct nib_cuda_blackwell *x, const struct nib
                                   uint8_t *base);
 /* Finds what the driver must have for the card's family. */
 enum nib_status nib_cuda_blackwell_open(struct nib_stream *s, struct nib_error *err);
-/* Before the first weight with NVFP4 rows: the self-test. Engines without such weights never launch these kernels. */
-enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, struct nib_error *err);
+/* Before the first weight that multiplies rows of this format: the self-test of its kernels. Engines without such weights
+ * never launch them. */
+enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, enum nib_act_format format, struct nib_error *err);
 /* Before the first weight with FP8 rows: the self-test of whole ops, without which those of any/ run. */
 enum nib_status nib_cuda_blackwell_ops_ready(struct nib_stream *s, struct nib_error *err);
 /* Whether device 0's family packs weights like these; its layout, bytes of one matrix's codes and scales. */

@@ -46,8 +46,8 @@ enum nib_status nib_cuda_device(int32_t i, struct nib_device_info *out, struct n
             (void)snprintf(out->why_not, sizeof out->why_not, "this build holds kernels for %s", NIB_CUDA_TARGET_NAMES);
         else if (prop.major == 10 || prop.major == 12)
             (void)snprintf(out->note, sizeof out->note,
-                           "kernels for it are compiled and simulated, not yet run on such a card; those for NVFP4 "
-                           "activations are tested on it before use");
+                           "kernels for it are compiled and simulated, not yet run on such a card; those for "
+                           "quantised activations are tested on it before use");
     }
     (void)cudaSetDevice(current);
     (void)cudaGetLastError();

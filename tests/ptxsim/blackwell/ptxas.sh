@@ -16,6 +16,14 @@ linear fp8_one 96 256
 linear fp8_pair 96 256
 linear mxfp4_one 96 256
 linear mxfp4_pair 96 256
+experts experts_in_16 80 1024
+experts experts_in_96 80 5120
+experts experts_out_16 64 1024
+experts experts_out_96 64 5120
+experts mxfp4_in_16 80 1024
+experts mxfp4_in_96 80 5120
+experts mxfp4_out_16 64 1024
+experts mxfp4_out_96 64 5120
 norm norm 64 512
 swiglu swiglu 64 256
 pack pack_scales 32 0

@@ -1,41 +1,58 @@
 #!/bin/sh
-# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long|sm100a|sm120a]. Lines: op, seed, cases. The seeds are
+# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long|sm100a|sm120a [long]]. Lines: op, seed, cases. The seeds are
 # fixed because cases differ a hundredfold in cost; long takes fresh seeds, schedules in random order and more cases. sm100a, sm120a:
-# NVFP4 rows and weights on a card of compute capability 10.0, or 12.0, where every kernel of that folder must have been launched.
+# quantised rows and weights on a card of compute capability 10.0, or 12.0, where every kernel for them must have been launched; with a
+# second `long` each kernel is left out once, which the self-test must see.
 set -e
 program=$1
 if [ "$2" = sm100a ] || [ "$2" = sm120a ]; then
     family=$2
     case $family in
-    sm100a) card=100 kernels='norm linear_one linear_pair place groups swiglu swiglu_act combine pack_scales
-        attend_bf16 attend_fp8 attend_nvfp4 index_fp4 index_bf16' ;;
-    sm120a) card=120 kernels='norm decode_8 decode_16 linear_32 linear_128 groups swiglu swiglu_act combine pack
-        attend_f32_bf16 attend_span_fp8 attend_fold' ;;
+    sm100a)
+        card=100
+        nvfp4='norm linear_one linear_pair place groups experts_in_16 experts_in_96 experts_out_16 experts_out_96 swiglu_act pack_scales
+            attend_bf16 attend_fp8 attend_nvfp4 index_fp4 index_bf16'
+        fp8='fp8_one fp8_pair mxfp4_one mxfp4_pair mxfp4_in_16 mxfp4_in_96 mxfp4_out_16 mxfp4_out_96 place groups swiglu_act combine pack_scales'
+        ;;
+    sm120a)
+        card=120
+        nvfp4='norm decode_8 decode_16 linear_32 linear_128 groups swiglu swiglu_act combine pack
+            attend_f32_bf16 attend_span_fp8 attend_fold'
+        fp8=
+        ;;
     esac
     trace=$(mktemp)
     trap 'rm -f "$trace" "$trace.skip"' EXIT
-    while read -r op seed cases; do
-        NIB_PTXSIM_CARD=$card NIB_PTXSIM_TRACE=1 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --format nvfp4 --seed "$seed" \
-            --op "$op" --n "$cases" 2>>"$trace" || { grep -v '<<<' "$trace" >&2; exit 1; }
-    done <<LIST
+    check() { # FORMAT SEED OP CASES, with what the environment says
+        NIB_PTXSIM_CARD=$card "$program" --backend cuda --format "$1" --seed "$2" --op "$3" --n "$4"
+    }
+    for format in nvfp4 fp8; do
+        eval "kernels=\$$format"
+        [ "$kernels" ] || continue
+        : >"$trace"
+        while read -r op seed cases; do
+            case $format/$op in fp8/attend | fp8/index_select) continue ;; esac # the same whichever
+            NIB_PTXSIM_TRACE=1 NIB_PTXSIM_SEED=$seed check $format "$seed" "$op" "$cases" 2>>"$trace" ||
+                { grep -v '<<<' "$trace" >&2; exit 1; }
+        done <<LIST
 norm 11 3
-linear 1 3
-linear 7 3
+linear 7 5
 moe 4 2
 attend 5 1
 index_select 7 2
 LIST
-    for kernel in $kernels; do
-        grep -q "nib_${family}_$kernel <<<" "$trace" || { echo "opcheck.sh: nib_${family}_$kernel was not launched" >&2; exit 1; }
-        # The self-test, which comes first, must see that it does nothing. Of the formats one here, all in the long run.
-        case $kernel in attend_fp8 | attend_nvfp4 | index_bf16) [ "$3" = long ] || continue ;; esac
-        if NIB_PTXSIM_CARD=$card NIB_PTXSIM_SKIP="nib_${family}_$kernel" "$program" --backend cuda --format nvfp4 --seed 1 --op norm \
-            --n 1 >"$trace.skip" 2>&1 || ! grep -q "fails its self-test on this card: $family " "$trace.skip"; then
-            cat "$trace.skip" >&2
-            echo "opcheck.sh: the self-test passes without nib_${family}_$kernel" >&2
-            exit 1
-        fi
-        sed -n "s/.*fails its self-test on this card: \(.*\); activations.*/without $kernel: \1/p" "$trace.skip" | head -n 1
+        for kernel in $kernels; do
+            grep -q "nib_${family}_$kernel <<<" "$trace" || { echo "opcheck.sh: nib_${family}_$kernel was not launched" >&2; exit 1; }
+            [ "$3" = long ] || continue
+            # The self-test, which comes before the first weight, must see that it does nothing.
+            if NIB_PTXSIM_SKIP="nib_${family}_$kernel" check $format 1 linear 1 >"$trace.skip" 2>&1 ||
+                ! grep -q "fails its self-test on this card: $family " "$trace.skip"; then
+                cat "$trace.skip" >&2
+                echo "opcheck.sh: the self-test passes without nib_${family}_$kernel" >&2
+                exit 1
+            fi
+            sed -n "s/.*fails its self-test on this card: \(.*\); activations.*/$format without $kernel: \1/p" "$trace.skip" | head -n 1
+        done
     done
     exit 0
 fi
@@ -49,7 +66,9 @@ if [ "$2" = long ]; then
         NIB_PTXSIM_CARD=120 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op $op --n 15 --rows many
     done
     for op in norm linear moe attend index_select; do
-        NIB_PTXSIM_CARD=103 NIB_PTXSIM_SEED=$seed NIB_PTXSIM_RESIDENT=2 "$program" --backend cuda --format nvfp4 --seed "$seed" --op $op --n 12
+        for format in nvfp4 fp8; do
+            NIB_PTXSIM_CARD=103 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --format $format --seed "$seed" --op $op --n 12
+        done
     done
     exit 0
 fi

@@ -39,7 +39,7 @@ static void place_experts(struct rig_product *r)
 {
     struct px_machine            *m = r->machine;
     int32_t                       n_ctas = r->p.n_ctas, tile = 128 * n_ctas, total = 0, n = 0;
-    struct nib_blackwell_groups_args a = {.n_experts = r->p.n_experts, .tile_rows = nib_sm100a_tile_rows(n_ctas)};
+    struct nib_blackwell_groups_args a = {.n_experts = r->p.n_experts, .tile_rows = tile, .scale_tile = tile};
     for (int32_t e = 0; e < r->p.n_experts; e++)
         total += r->count[e];
     int32_t *chosen = malloc((size_t)(total + 1) * sizeof *chosen);
@@ -52,7 +52,7 @@ static void place_experts(struct rig_product *r)
         chosen[i] = chosen[j];
         chosen[j] = was;
     }
-    int32_t most = nib_sm100a_groups_most(total, r->p.n_experts, n_ctas);
+    int32_t most = nib_sm100a_groups_most(total, r->p.n_experts, tile);
     size_t  room = (size_t)(total + 1) * 4;
     a.n_pairs = total;
     a.chosen = rig_alloc(m, room, chosen);

@@ -173,8 +173,8 @@ static void chain(void **state)
         weight[p] = 0.25f + 0.5f * (float)(rig_next(&seed) % 100) / 100.0f;
     }
 
-    struct nib_blackwell_groups_args ga = {.n_pairs = PAIRS, .n_experts = EXPERTS, .tile_rows = nib_sm100a_tile_rows(1)};
-    int32_t                       most = nib_sm100a_groups_most(PAIRS, EXPERTS, 1), n_scales = most * ga.tile_rows;
+    struct nib_blackwell_groups_args ga = {.n_pairs = PAIRS, .n_experts = EXPERTS, .tile_rows = 128, .scale_tile = 128};
+    int32_t                       most = nib_sm100a_groups_most(PAIRS, EXPERTS, 128), n_scales = most * ga.tile_rows;
     ga.chosen = rig_alloc(m, sizeof expert, expert);
     ga.groups = rig_alloc(m, (size_t)most * sizeof *ga.groups, NULL);
     ga.n_groups = rig_alloc(m, 4, NULL);

@@ -142,7 +142,7 @@ static void rows_in(const struct problem *p, const struct operands *o, struct px
     if (p->count) {
         struct nib_blackwell_group groups[64];
         int32_t                 n = place_groups(p, groups, scale_row);
-        scale_rows = nib_sm100a_groups_most(p->n_rows, 3, p->n_ctas) * 128 * p->n_ctas;
+        scale_rows = nib_sm100a_groups_most(p->n_rows, 3, 128 * p->n_ctas) * 128 * p->n_ctas;
         l->n_experts = 3;
         l->groups = rig_alloc(m, (size_t)(n + 1) * sizeof *groups, groups);
         l->n_groups = rig_alloc(m, 4, &n);

@@ -61,9 +61,11 @@ struct nib_blackwell_swiglu_args {
     int32_t                   f32;
 };
 
-/* swiglu_act: the same to rows of any format. A plain part may be where gate is. */
+/* swiglu_act: the same to rows of any format, as struct nib_act has them. A plain part may be where gate is. */
 struct nib_blackwell_swiglu_act_args {
     const float   *gate, *up; /* [n_rows][y.cols] */
+    const float   *weight;    /* as above */
+    const int32_t *pair;
     struct nib_act y;
     float          limit;
 };
@@ -84,8 +86,9 @@ struct nib_blackwell_groups_args {
     int32_t                    *n_groups;
     int32_t                    *pair;      /* [n_pairs] of each row */
     int32_t                    *place;     /* [n_pairs] row of each pair */
-    int32_t                    *scale_row; /* [n_pairs] each row's number when every group fills its tile; or NULL */
-    int32_t                     n_pairs, n_experts, tile_rows;
+    int32_t                    *scale_row; /* [n_pairs] each row's number when every group takes scale_tile; or NULL */
+    int32_t                    *zero;      /* [n_zero] words to clear, for those who count later */
+    int32_t                     n_pairs, n_experts, tile_rows, scale_tile, n_zero;
 };
 
 /* combine, blocks of 256 threads, grid (ceil(dim / 256), n_rows): y[t] = sum over j of weight[t][j] *

@@ -36,7 +36,8 @@ size_t nib_cuda_blackwell_lay_out(struct nib_cuda_blackwell *x, const struct nib
     if (d->n_experts == 0)
         return used;
     int64_t rows = m->n_rows, pairs = rows * (d->top_k > 1 ? d->top_k : 1);
-    x->inner_codes = nib_blackwell_take(base, &used, pairs * nib_act_codes_stride(NIB_ACT_NVFP4, d->n_inner));
+    x->inner_codes = nib_blackwell_take(base, &used, pairs * nib_act_codes_stride(NIB_ACT_FP8, d->n_inner));
+    x->inner_scales = nib_blackwell_take(base, &used, pairs * nib_act_scales_stride(NIB_ACT_NVFP4, d->n_inner));
     x->inner_row_scale = nib_blackwell_take(base, &used, pairs * 4);
     x->n_groups = nib_blackwell_take(base, &used, 4);
     x->shared_codes = nib_blackwell_take(base, &used, rows * nib_act_codes_stride(NIB_ACT_FP8, d->n_inner_shared));
@@ -67,35 +68,39 @@ cudaError_t nib_cuda_blackwell_pack(const struct nib_stream *s, const struct nib
     return s->blackwell.family->pack(s->handle, m, i, codes, scales);
 }
 
-enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, struct nib_error *err)
+enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, enum nib_act_format format, struct nib_error *err)
 {
     struct nib_cuda_blackwell *x = &s->blackwell;
-    if (!x->family || x->on)
+    const char                *name = format == NIB_ACT_NVFP4 ? "NVFP4" : "FP8";
+    char                      *why_not = x->why_not[format];
+    if (x->on[format])
         return NIB_OK;
-    if (x->why_not[0] == 0) {
-        enum nib_status status = nib_blackwell_selftest(s, x->why_not, sizeof x->why_not);
+    if (why_not[0] == 0) {
+        enum nib_status status = nib_blackwell_selftest(s, format, why_not, sizeof x->why_not[format]);
         if (status != NIB_OK)
-            return nib_error_set(err, status, "%s; activations other than NVFP4 do not need what was tested",
-                                 s->error.text);
-        x->on = x->ops_on = x->why_not[0] == 0;
+            return nib_error_set(err, status, "%s; activations other than %s do not need what was tested",
+                                 s->error.text, name);
+        x->on[format] = why_not[0] == 0;
+        x->ops_on = x->ops_on || x->on[format]; /* it ends with whole ops */
     }
-    if (!x->on)
+    if (!x->on[format])
         return nib_error_set(err, NIB_E_DEVICE,
-                             "cuda: a kernel for NVFP4 activations fails its self-test on this card: %s; activations "
-                             "other than NVFP4 do not need it",
-                             x->why_not);
+                             "cuda: a kernel for %s activations fails its self-test on this card: %s; activations "
+                             "other than %s do not need it",
+                             name, why_not, name);
     return NIB_OK;
 }
 
 enum nib_status nib_cuda_blackwell_ops_ready(struct nib_stream *s, struct nib_error *err)
 {
     struct nib_cuda_blackwell *x = &s->blackwell;
-    if (!x->family || x->family->major != 10 || x->ops_on || x->why_not[0])
+    char                      *why_not = x->why_not[NIB_ACT_PLAIN]; /* of whole ops alone */
+    if (!x->family || x->family->major != 10 || x->ops_on || why_not[0])
         return NIB_OK;
-    enum nib_status status = x->family->selftest(s, x->why_not, sizeof x->why_not);
+    enum nib_status status = x->family->selftest(s, why_not, sizeof x->why_not[NIB_ACT_PLAIN]);
     if (status != NIB_OK)
         return nib_error_set(err, status, "%s", s->error.text);
-    x->ops_on = x->why_not[0] == 0;
+    x->ops_on = why_not[0] == 0;
     return NIB_OK;
 }
 
@@ -145,7 +150,7 @@ static struct nib_blackwell_rows rows_to(const struct nib_act *y)
 enum nib_status nib_cuda_blackwell_norm(struct nib_stream *s, const struct nib_norm_args *a)
 {
     const struct nib_act *y = &a->y;
-    if (!s->blackwell.on || y->format != NIB_ACT_NVFP4 || y->cols % 16 != 0 || a->x.rows == 0)
+    if (!s->blackwell.on[NIB_ACT_NVFP4] || y->format != NIB_ACT_NVFP4 || y->cols % 16 != 0 || a->x.rows == 0)
         return nib_cuda_norm(s, a);
     struct nib_blackwell_norm_args n = {.x = a->x.data,
                                         .weight = a->weight,
@@ -224,59 +229,77 @@ enum nib_status nib_cuda_blackwell_linear(struct nib_stream *s, const struct nib
 
 /* ---- Experts ---- */
 
-/* The routed experts of s->moe.chosen for the rows of x, up to their rows of y in s->moe.y. */
-static enum nib_status routed(struct nib_stream *s, const struct nib_moe_args *a, const struct nib_act *x)
+/* SwiGLU of the pairs' gate and up, as NVFP4 rows where the second product reads them. */
+static enum nib_status inner_nvfp4(struct nib_stream *s, const struct nib_moe_args *a, const float *gate,
+                                   const float *up, int32_t pairs, struct nib_blackwell_x *out)
 {
     const struct nib_blackwell_family *f = s->blackwell.family;
     struct nib_cuda_blackwell         *t = &s->blackwell;
-    struct nib_cuda_moe_scratch       *m = &s->moe;
-    const struct nib_cuda_matrix      *w1 = nib_cuda_matrix_of(a->w1), *w3 = nib_cuda_matrix_of(a->w3),
-                                      *w2 = nib_cuda_matrix_of(a->w2);
-    int32_t                          pairs = x->rows * a->top_k, inner = w1->n_out;
-    struct nib_blackwell_groups_args g = {.chosen = m->chosen,
-                                          .groups = (struct nib_blackwell_group *)(void *)t->groups,
-                                          .n_groups = t->n_groups,
-                                          .pair = m->pair,
-                                          .place = m->place,
-                                          .scale_row = t->scale_row,
-                                          .n_pairs = pairs,
-                                          .n_experts = a->n_experts,
-                                          .tile_rows = f->tile_rows(pairs, a->n_experts)};
-    struct nib_blackwell_experts e = {g.groups, g.n_groups, a->n_experts, g.tile_rows};
-    struct nib_blackwell_x       rows;
-    NIB_TRY(launch(s, f->groups, 1, 1, GROUPS_THREADS, (size_t)a->n_experts * 12, &g, "sorting pairs"));
-    NIB_TRY(f->take_pairs(s, x, a->top_k, &rows));
-
-    /* gate and up lie where the kernels of any/ keep hidden rows and their three bf16 parts. */
-    struct nib_mat gate = {m->hidden, NIB_DTYPE_F32, pairs, inner, inner}, up = gate;
-    up.data = m->parts;
-    NIB_TRY(f->multiply(s, &rows, w1, &gate, &e));
-    NIB_TRY(f->multiply(s, &rows, w3, &up, &e));
-
-    struct nib_blackwell_swiglu_args h = {
-        .gate = gate.data,
-        .up = up.data,
-        .weight = a->weight_before_w2 ? m->weight : NULL,
-        .pair = m->pair,
+    int32_t                            inner = a->w2->n_in;
+    struct nib_blackwell_swiglu_args   h = {
+        .gate = gate,
+        .up = up,
+        .weight = a->weight_before_w2 ? s->moe.weight : NULL,
+        .pair = s->moe.pair,
         .stride = inner,
         .limit = a->limit,
         .n_in = inner,
         .f32 = 1,
         .y = {.codes = t->inner_codes,
-              .scales = t->inner_scales,
+              .scales = f->scale_offset ? t->inner_atoms : t->inner_scales,
               .row_scale = t->inner_row_scale,
               .codes_stride = nib_act_codes_stride(NIB_ACT_NVFP4, inner),
               .scales_stride = f->scale_offset ? 0 : nib_act_scales_stride(NIB_ACT_NVFP4, inner),
               .scale_row = t->scale_row}};
-    NIB_TRY(launch(s, f->swiglu, pairs, 1, ROW_THREADS, (size_t)inner * 4, &h, "SwiGLU"));
-    rows = (struct nib_blackwell_x){.rows = pairs,
+    *out = (struct nib_blackwell_x){.format = NIB_ACT_NVFP4,
+                                    .rows = pairs,
                                     .codes = h.y.codes,
                                     .scales = h.y.scales,
                                     .row_scale = h.y.row_scale,
                                     .codes_stride = h.y.codes_stride,
                                     .scales_stride = h.y.scales_stride};
-    struct nib_mat y = {m->y, NIB_DTYPE_F32, pairs, w2->n_out, w2->n_out};
-    return f->multiply(s, &rows, w2, &y, &e);
+    return launch(s, f->swiglu, pairs, 1, ROW_THREADS, (size_t)inner * 4, &h, "SwiGLU");
+}
+
+/* The same as rows of another format. */
+static enum nib_status inner_act(struct nib_stream *s, const struct nib_moe_args *a, const float *gate,
+                                 const float *up, int32_t pairs, struct nib_blackwell_x *out)
+{
+    const struct nib_blackwell_family *f = s->blackwell.family;
+    struct nib_cuda_blackwell         *t = &s->blackwell;
+    enum nib_act_format                format = a->w2->act;
+    int32_t                            inner = a->w2->n_in;
+    struct nib_blackwell_swiglu_act_args h = {.gate = gate,
+                                              .up = up,
+                                              .weight = a->weight_before_w2 ? s->moe.weight : NULL,
+                                              .pair = s->moe.pair,
+                                              .limit = a->limit,
+                                              .y = {.format = format,
+                                                    .rows = pairs,
+                                                    .cols = inner,
+                                                    .codes = t->inner_codes,
+                                                    .scales = t->inner_scales,
+                                                    .row_scale = t->inner_row_scale,
+                                                    .codes_stride = nib_act_codes_stride(format, inner),
+                                                    .scales_stride = nib_act_scales_stride(format, inner)}};
+    NIB_TRY(launch(s, f->swiglu_act, pairs, 1, ROW_THREADS, (size_t)inner * 4, &h, "SwiGLU"));
+    return f->take_inner(s, &h.y, out);
+}
+
+/* Both first products and SwiGLU of the rows of x: the inner rows. */
+static enum nib_status first_products(struct nib_stream *s, const struct nib_moe_args *a,
+                                      const struct nib_blackwell_x *x, const struct nib_blackwell_experts *e,
+                                      struct nib_blackwell_x *out)
+{
+    const struct nib_blackwell_family *f = s->blackwell.family;
+    int32_t                            inner = a->w1->n_out;
+    /* gate and up lie where the kernels of any/ keep hidden rows and their three bf16 parts. */
+    struct nib_mat gate = {s->moe.hidden, NIB_DTYPE_F32, x->rows, inner, inner}, up = gate;
+    up.data = s->moe.parts;
+    NIB_TRY(f->multiply(s, x, nib_cuda_matrix_of(a->w1), &gate, e));
+    NIB_TRY(f->multiply(s, x, nib_cuda_matrix_of(a->w3), &up, e));
+    return a->w2->act == NIB_ACT_NVFP4 ? inner_nvfp4(s, a, gate.data, up.data, x->rows, out)
+                                       : inner_act(s, a, gate.data, up.data, x->rows, out);
 }
 
 /* The shared expert's fp32 rows behind the routed ones in s->moe.y. Its weights may be of any format. */
@@ -310,24 +333,45 @@ static enum nib_status shared(struct nib_stream *s, const struct nib_moe_args *a
 enum nib_status nib_blackwell_experts_run(struct nib_stream *s, const struct nib_moe_args *a, const struct nib_act *x,
                                           struct nib_mat y)
 {
-    int32_t n = x->rows;
-    float  *shared_y = s->moe.y + (int64_t)n * a->top_k * y.cols;
-    NIB_TRY(routed(s, a, x));
+    const struct nib_blackwell_family *f = s->blackwell.family;
+    struct nib_cuda_blackwell         *t = &s->blackwell;
+    struct nib_cuda_moe_scratch       *m = &s->moe;
+    int32_t                            n = x->rows, pairs = n * a->top_k;
+    float                             *shared_y = m->y + (int64_t)pairs * y.cols;
+    struct nib_blackwell_groups_args   g = {.chosen = m->chosen,
+                                            .groups = (struct nib_blackwell_group *)(void *)t->groups,
+                                            .n_groups = t->n_groups,
+                                            .pair = m->pair,
+                                            .place = m->place,
+                                            .scale_row = t->scale_row,
+                                            .n_pairs = pairs,
+                                            .n_experts = a->n_experts};
+    struct nib_blackwell_combine_args  c = {.expert_y = m->y,
+                                            .shared = shared_y,
+                                            .chosen = m->chosen,
+                                            .place = m->place,
+                                            .weight = a->weight_before_w2 ? NULL : m->weight,
+                                            .y = y.data,
+                                            .expert_stride = y.cols,
+                                            .shared_stride = y.cols,
+                                            .y_stride = y.stride,
+                                            .top_k = a->top_k,
+                                            .dim = y.cols,
+                                            .y_f32 = y.dtype == NIB_DTYPE_F32};
+    struct nib_mat         expert_y = {m->y, NIB_DTYPE_F32, pairs, y.cols, y.cols};
+    struct nib_blackwell_x rows, inner;
+    f->tiles_of(s, a, pairs, &g);
+    struct nib_blackwell_experts e = {g.groups, g.n_groups, a->n_experts, g.tile_rows};
+    bool                         fused = g.n_zero > 0;
+    NIB_TRY(launch(s, f->groups, 1, 1, GROUPS_THREADS, (size_t)a->n_experts * 12, &g, "sorting pairs"));
+    NIB_TRY(f->take_pairs(s, x, a->top_k, &rows));
+    NIB_TRY(fused ? f->experts_in(s, a, &rows, &e, &inner) : first_products(s, a, &rows, &e, &inner));
     NIB_TRY(shared(s, a, x, shared_y));
-    struct nib_blackwell_combine_args c = {.expert_y = s->moe.y,
-                                           .shared = shared_y,
-                                           .chosen = s->moe.chosen,
-                                           .place = s->moe.place,
-                                           .weight = a->weight_before_w2 ? NULL : s->moe.weight,
-                                           .y = y.data,
-                                           .expert_stride = y.cols,
-                                           .shared_stride = y.cols,
-                                           .y_stride = y.stride,
-                                           .top_k = a->top_k,
-                                           .dim = y.cols,
-                                           .y_f32 = y.dtype == NIB_DTYPE_F32};
-    return launch(s, s->blackwell.family->combine, (y.cols + ROW_THREADS - 1) / ROW_THREADS, n, ROW_THREADS,
-                  (size_t)a->top_k * 8, &c, "the experts' sum");
+    if (fused)
+        return f->experts_out(s, a, &inner, &e, &c, n);
+    NIB_TRY(f->multiply(s, &inner, nib_cuda_matrix_of(a->w2), &expert_y, &e));
+    return launch(s, f->combine, (y.cols + ROW_THREADS - 1) / ROW_THREADS, n, ROW_THREADS, (size_t)a->top_k * 8, &c,
+                  "the experts' sum");
 }
 
 enum nib_status nib_cuda_blackwell_moe(struct nib_stream *s, const struct nib_moe_args *a)

@@ -18,6 +18,7 @@
 
 /* Rows as a family's products take them. */
 struct nib_blackwell_x {
+    enum nib_act_format format; /* NVFP4, or FP8 */
     int32_t        rows;
     const uint8_t *codes, *scales; /* scales: where the products of this family read them */
     const float   *row_scale;
@@ -33,10 +34,12 @@ struct nib_blackwell_experts {
     int32_t                           n_experts, tile_rows;
 };
 
-/* A product that the self-test runs, by the number of rows that makes the family choose this kernel. */
+/* A product that the self-test runs: a weight, and the number of rows that makes the family choose this kernel. */
 struct nib_blackwell_product {
-    int32_t     n_rows;
-    const char *kernel; /* behind nib_NAME_ */
+    int32_t              n_rows; /* at most 130 */
+    enum nib_weight_type type;
+    enum nib_act_format  act;
+    const char          *kernel; /* behind nib_NAME_ */
 };
 
 struct nib_blackwell_family {
@@ -65,10 +68,22 @@ struct nib_blackwell_family {
     /* The same for the rows of s->moe.pair, behind `groups`. */
     enum nib_status (*take_pairs)(struct nib_stream *s, const struct nib_act *x, int32_t top_k,
                                   struct nib_blackwell_x *out);
-    int32_t (*tile_rows)(int32_t n_pairs, int32_t n_experts);
+    /* The same for rows that stand in the order of s->moe.pair, scales row by row. */
+    enum nib_status (*take_inner)(struct nib_stream *s, const struct nib_act *x, struct nib_blackwell_x *out);
+    /* tile_rows and scale_tile of g, and what to clear, for the kernels that will take these groups. */
+    void (*tiles_of)(const struct nib_stream *s, const struct nib_moe_args *a, int32_t n_pairs,
+                     struct nib_blackwell_groups_args *g);
     /* y = x w^T times the row's and the matrix's scales; e: each group with its expert's matrix, or NULL. */
     enum nib_status (*multiply)(struct nib_stream *s, const struct nib_blackwell_x *x, const struct nib_cuda_matrix *w,
                                 const struct nib_mat *y, const struct nib_blackwell_experts *e);
+
+    /* A mixture in two kernels, where tiles_of has asked for words to be cleared; NULL: in products, SwiGLU and a sum.
+     * in: SwiGLU of x w1^T and x w3^T as rows; out: c's sum of the experts of x w2^T, for n_rows rows. */
+    enum nib_status (*experts_in)(struct nib_stream *s, const struct nib_moe_args *a, const struct nib_blackwell_x *x,
+                                  const struct nib_blackwell_experts *e, struct nib_blackwell_x *inner);
+    enum nib_status (*experts_out)(struct nib_stream *s, const struct nib_moe_args *a, const struct nib_blackwell_x *x,
+                                   const struct nib_blackwell_experts *e, const struct nib_blackwell_combine_args *c,
+                                   int32_t n_rows);
 
     const struct nib_blackwell_product *products; /* ends with n_rows 0 */
     /* Where the scale of a row's block of 16 values stands among rows laid out for the tensor core; NULL: row by
@@ -102,8 +117,8 @@ enum nib_status nib_blackwell_launch(struct nib_stream *s, const void *kernel, d
  * layout. */
 enum nib_status nib_blackwell_experts_run(struct nib_stream *s, const struct nib_moe_args *a, const struct nib_act *x,
                                           struct nib_mat y);
-/* Runs every kernel of the family on small problems and holds the results to the processor's. why: what disagreed, or
- * "". Memory of its own; needs s->handle, n_sms and what open() found. */
-enum nib_status nib_blackwell_selftest(struct nib_stream *s, char *why, size_t why_bytes);
+/* Runs every kernel of the family that takes rows of this format on small problems, and holds the results to the
+ * processor's. why: what disagreed, or "". Memory of its own; needs s->handle, n_sms and what open() found. */
+enum nib_status nib_blackwell_selftest(struct nib_stream *s, enum nib_act_format format, char *why, size_t why_bytes);
 
 #endif

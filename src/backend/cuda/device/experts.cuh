@@ -32,15 +32,18 @@ struct nib_pairs {
     int32_t       *n_groups;
     int32_t       *pair;      /* [n_pairs] of each row */
     int32_t       *place;     /* [n_pairs] row of each pair */
-    int32_t       *scale_row; /* [n_pairs] each row's number when every group fills its tile; or NULL */
-    int32_t        n_pairs, n_experts, tile_rows;
+    int32_t       *scale_row; /* [n_pairs] each row's number when every group takes scale_tile rows; or NULL */
+    int32_t       *zero;      /* [n_zero] words to clear, for those who count later */
+    int32_t        n_pairs, n_experts, tile_rows, scale_tile, n_zero;
 };
 
 /* By one block of kGroupsThreads threads. Experts without pairs get no group; an expert's pairs come in any order. */
 static __device__ void nib_groups_block(const struct nib_pairs &a, int32_t *memory, int32_t *buffer)
 {
-    int32_t *count = memory; /* of each expert; then its next row, and how much further its scales stand */
-    int32_t *next = count + a.n_experts, *shift = next + a.n_experts, n_groups = 0, n_rows = 0;
+    int32_t *count = memory; /* of each expert; its first row; its next row and its first group */
+    int32_t *next = count + a.n_experts, *group = next + a.n_experts, n_groups = 0, n_rows = 0;
+    for (int32_t i = (int32_t)threadIdx.x; i < a.n_zero; i += kGroupsThreads)
+        a.zero[i] = 0;
     for (int32_t e = (int32_t)threadIdx.x; e < a.n_experts; e += kGroupsThreads)
         count[e] = 0;
     __syncthreads();
@@ -52,14 +55,14 @@ static __device__ void nib_groups_block(const struct nib_pairs &a, int32_t *memo
         int32_t row = n_rows + nib_sum_before(c, buffer, &total_rows);
         int32_t n = (c + a.tile_rows - 1) / a.tile_rows, at = n_groups + nib_sum_before(n, buffer, &total);
         for (int32_t i = 0; i < n; i++) {
-            int32_t *group = a.groups + 3 * (at + i);
-            group[0] = e;
-            group[1] = min(c - i * a.tile_rows, a.tile_rows);
-            group[2] = row + i * a.tile_rows;
+            int32_t *to = a.groups + 3 * (at + i);
+            to[0] = e;
+            to[1] = min(c - i * a.tile_rows, a.tile_rows);
+            to[2] = row + i * a.tile_rows;
         }
         if (e < a.n_experts) {
-            next[e] = row;
-            shift[e] = at * a.tile_rows - row;
+            count[e] = next[e] = row;
+            group[e] = at;
         }
         n_groups += total;
         n_rows += total_rows;
@@ -68,11 +71,11 @@ static __device__ void nib_groups_block(const struct nib_pairs &a, int32_t *memo
         *a.n_groups = n_groups;
     __syncthreads();
     for (int32_t p = (int32_t)threadIdx.x; p < a.n_pairs; p += kGroupsThreads) {
-        int32_t e = a.chosen[p], row = atomicAdd(&next[e], 1);
+        int32_t e = a.chosen[p], row = atomicAdd(&next[e], 1), in = row - count[e];
         a.pair[row] = p;
         a.place[p] = row;
         if (a.scale_row)
-            a.scale_row[row] = row + shift[e];
+            a.scale_row[row] = (group[e] + in / a.tile_rows) * a.scale_tile + in % a.tile_rows;
     }
 }
 

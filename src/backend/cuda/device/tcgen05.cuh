@@ -208,6 +208,27 @@ NIB_INLINE void nib_proxy_fence(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* The same of 16 columns. */
+NIB_INLINE void nib_tmem_load16(uint32_t address, uint32_t r[16])
+{
+    asm volatile(
+        "tcgen05.ld.sync.aligned.32x32b.x16.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "[%16];"
+        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]), "=r"(r[4]), "=r"(r[5]), "=r"(r[6]), "=r"(r[7]), "=r"(r[8]),
+          "=r"(r[9]), "=r"(r[10]), "=r"(r[11]), "=r"(r[12]), "=r"(r[13]), "=r"(r[14]), "=r"(r[15])
+        : "r"(address));
+}
+
+NIB_INLINE void nib_tmem_wait_load16(uint32_t r[16])
+{
+    asm volatile("tcgen05.wait::ld.sync.aligned;"
+                 : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3]), "+r"(r[4]), "+r"(r[5]), "+r"(r[6]), "+r"(r[7]),
+                   "+r"(r[8]), "+r"(r[9]), "+r"(r[10]), "+r"(r[11]), "+r"(r[12]), "+r"(r[13])
+                 :
+                 : "memory");
+    asm volatile("" : "+r"(r[14]), "+r"(r[15])::"memory");
+}
+
 NIB_INLINE void nib_tcgen05_before_sync(void)
 {
     asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
@@ -327,10 +348,10 @@ NIB_INLINE uint64_t nib_matrix_scales(uint32_t address)
     return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | 8ull << 32 | 1ull << 46;
 }
 
-/* E4M3 times E4M3, or with b_type 5 times E2M1, with UE8M0 scales in byte `id` of their words, dense, K-major. */
-NIB_INLINE constexpr uint32_t nib_instruction_mx(int m, int n, uint32_t b_type, uint32_t id)
+/* Types 0 for E4M3 and 5 for E2M1, with UE8M0 scales in byte `id` of their words, dense, K-major. */
+NIB_INLINE constexpr uint32_t nib_instruction_mx(int m, int n, uint32_t a_type, uint32_t b_type, uint32_t id)
 {
-    return id << 4 | b_type << 10 | (uint32_t)(n >> 3) << 17 | 1u << 23 | (uint32_t)(m >> 7) << 27 | id << 29;
+    return id << 4 | a_type << 7 | b_type << 10 | (uint32_t)(n >> 3) << 17 | 1u << 23 | (uint32_t)(m >> 7) << 27 | id << 29;
 }
 
 /* bf16 times bf16, sums in fp32; an operand is K-major, or else read along m or n. */

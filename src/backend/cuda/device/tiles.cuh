@@ -153,12 +153,16 @@ NIB_DEVICE float nib_tiled_value(const struct nib_cuda_matrix &m, const uint8_t 
     return m.type == NIB_WEIGHT_NVFP4 ? ldexpf(v * nib_e4m3_value(scale), -kNvfp4Shift) : ldexpf(v, (int)scale - 127 - 126);
 }
 
-/* NVFP4 with scales in atoms of 128 rows by 4 blocks, rows padded to 128 and columns to 256. */
-NIB_DEVICE float nib_block16_value(const struct nib_cuda_matrix &m, const uint8_t *codes, const uint8_t *scales, int64_t o, int64_t k)
+/* Scales in atoms of 128 rows by 4 blocks of 16 values (NVFP4) or 32, rows padded to 128 and columns to 256 or 128. */
+NIB_DEVICE float nib_atoms_value(const struct nib_cuda_matrix &m, const uint8_t *codes, const uint8_t *scales, int64_t o, int64_t k)
 {
-    int64_t band = ((int64_t)m.n_in + 255) / 256 * 2048;
-    uint32_t scale = scales[o / 128 * band + k / 64 * 512 + o % 32 * 16 + o % 128 / 32 * 4 + k / 16 % 4];
-    return nib_e2m1_value((uint32_t)codes[(o * m.n_in + k) / 2] >> (k % 2 * 4)) * nib_e4m3_value(scale);
+    bool     nvfp4 = m.type == NIB_WEIGHT_NVFP4;
+    int64_t  band = nvfp4 ? ((int64_t)m.n_in + 255) / 256 * 2048 : ((int64_t)m.n_in + 127) / 128 * 512, block = k / (nvfp4 ? 16 : 32);
+    uint32_t scale = scales[o / 128 * band + block / 4 * 512 + o % 32 * 16 + o % 128 / 32 * 4 + block % 4];
+    if (m.type == NIB_WEIGHT_FP8)
+        return ldexpf(nib_e4m3_value(codes[o * m.n_in + k]), (int)scale - 127);
+    float v = nib_e2m1_value((uint32_t)codes[(o * m.n_in + k) / 2] >> (k % 2 * 4));
+    return nvfp4 ? v * nib_e4m3_value(scale) : ldexpf(v, (int)scale - 127);
 }
 
 /* NVFP4 in units of 8 rows by 128 columns (sm120a/sm120a.h), one part. */
@@ -175,8 +179,8 @@ NIB_DEVICE float nib_matrix_value(const struct nib_cuda_matrix &m, int32_t stack
     const uint8_t *codes = m.codes + stack * m.codes_stride, *scales = m.scales + stack * m.scales_stride;
     if (m.layout == NIB_CUDA_UNITS)
         return nib_units_value(m, codes, scales, o, k);
-    if (m.layout == NIB_CUDA_BLOCK16)
-        return nib_block16_value(m, codes, scales, o, k);
+    if (m.layout == NIB_CUDA_ATOMS)
+        return nib_atoms_value(m, codes, scales, o, k);
     return m.layout == NIB_CUDA_STORED ? nib_stored_value(m, codes, scales, o, k) : nib_tiled_value(m, codes, scales, o, k);
 }
 

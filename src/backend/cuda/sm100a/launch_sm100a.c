@@ -9,6 +9,10 @@
 void nib_sm100a_norm(const struct nib_blackwell_norm_args a);
 void nib_sm100a_linear_one(const struct nib_sm100a_linear_args a);
 void nib_sm100a_linear_pair(const struct nib_sm100a_linear_args a);
+void nib_sm100a_fp8_one(const struct nib_sm100a_linear_args a);
+void nib_sm100a_fp8_pair(const struct nib_sm100a_linear_args a);
+void nib_sm100a_mxfp4_one(const struct nib_sm100a_linear_args a);
+void nib_sm100a_mxfp4_pair(const struct nib_sm100a_linear_args a);
 void nib_sm100a_place(const struct nib_sm100a_place_args a);
 void nib_sm100a_groups(const struct nib_blackwell_groups_args a);
 void nib_sm100a_swiglu(const struct nib_blackwell_swiglu_args a);
@@ -16,17 +20,45 @@ void nib_sm100a_swiglu_act(const struct nib_blackwell_swiglu_act_args a);
 void nib_sm100a_combine(const struct nib_blackwell_combine_args a);
 void nib_sm100a_pack_scales(const struct nib_sm100a_pack_args a);
 
-enum { PLACE_THREADS = 128, PACK_THREADS = 256 };
+void nib_sm100a_experts_in_96(const struct nib_sm100a_experts_args a);
+void nib_sm100a_experts_in_16(const struct nib_sm100a_experts_args a);
+void nib_sm100a_experts_out_96(const struct nib_sm100a_experts_args a);
+void nib_sm100a_experts_out_16(const struct nib_sm100a_experts_args a);
+void nib_sm100a_mxfp4_in_96(const struct nib_sm100a_experts_args a);
+void nib_sm100a_mxfp4_in_16(const struct nib_sm100a_experts_args a);
+void nib_sm100a_mxfp4_out_96(const struct nib_sm100a_experts_args a);
+void nib_sm100a_mxfp4_out_16(const struct nib_sm100a_experts_args a);
+
+enum {
+    PLACE_THREADS = 128,
+    PACK_THREADS = 256,
+    SCALE_ROWS = 128,  /* that a group takes */
+    MANY_COLUMNS = 96, /* of a group's rows in one product of experts_sm100a.cu */
+    FEW_COLUMNS = 16,
+    N_DONE = 2         /* counters of tiles, before the rows' largest values */
+};
 
 /* ---- Weights ---- */
 
+/* The product that such weights take part in; false: none. */
+static bool format_of(enum nib_weight_type type, enum nib_act_format act, enum nib_sm100a_format *format)
+{
+    *format = type == NIB_WEIGHT_NVFP4  ? NIB_SM100A_NVFP4
+              : type == NIB_WEIGHT_FP8 ? NIB_SM100A_FP8
+                                        : NIB_SM100A_MXFP4;
+    return type == NIB_WEIGHT_NVFP4 ? act == NIB_ACT_NVFP4
+                                    : act == NIB_ACT_FP8 && (type == NIB_WEIGHT_FP8 || type == NIB_WEIGHT_MXFP4);
+}
+
 static bool packs(const struct nib_weight_desc *d, size_t *codes, size_t *scales)
 {
-    /* Rows of codes are read by boxes that begin at multiples of 16 bytes. */
-    if (d->type != NIB_WEIGHT_NVFP4 || d->act != NIB_ACT_NVFP4 || d->n_in % 32 != 0)
+    enum nib_sm100a_format format;
+    /* Rows of codes are read by boxes that begin at multiples of 16 bytes; those that the copy spreads, of 64. */
+    if (!format_of(d->type, d->act, &format) || d->n_in % (format == NIB_SM100A_MXFP4 ? 128 : 32) != 0)
         return false;
-    *codes = (size_t)d->n_out * (size_t)d->n_in / 2;
-    *scales = (size_t)nib_sm100a_scale_bytes(d->n_out, d->n_in);
+    *codes = (size_t)d->n_out * (size_t)d->n_in / (format == NIB_SM100A_FP8 ? 1 : 2);
+    *scales = (size_t)(format == NIB_SM100A_NVFP4 ? nib_sm100a_scale_bytes(d->n_out, d->n_in)
+                                                  : nib_sm100a_mx_scale_bytes(d->n_out, d->n_in));
     return true;
 }
 
@@ -38,8 +70,11 @@ static cudaError_t pack(cudaStream_t stream, const struct nib_cuda_matrix *m, in
                                      .n_words = m->scales_stride / 4,
                                      .n_out = m->n_out,
                                      .n_in = m->n_in};
-    void                       *args[] = {&a};
+    enum nib_sm100a_format       format;
+    void                        *args[] = {&a};
     dim3        grid = {(unsigned)((a.n_words + PACK_THREADS - 1) / PACK_THREADS), 1, 1}, block = {PACK_THREADS, 1, 1};
+    (void)format_of((enum nib_weight_type)m->type, m->type == NIB_WEIGHT_NVFP4 ? NIB_ACT_NVFP4 : NIB_ACT_FP8, &format);
+    a.format = (int32_t)format;
     cudaError_t e = cudaMemcpyAsync((uint8_t *)(uintptr_t)m->codes + i * m->codes_stride, codes,
                                     (size_t)m->codes_stride, cudaMemcpyDeviceToDevice, stream);
     return e != cudaSuccess ? e : cudaLaunchKernel((const void *)nib_sm100a_pack_scales, grid, block, args, 0, stream);
@@ -62,16 +97,20 @@ static void lay_out(struct nib_cuda_blackwell *x, const struct nib_cuda_moe_scra
     x->scales = nib_blackwell_take(base, used, x->scales_bytes);
     if (d->n_experts == 0)
         return;
-    int64_t groups = nib_sm100a_groups_most((int32_t)pairs, d->n_experts, 1),
-            scale_rows = groups * nib_sm100a_tile_rows(1);
+    /* As many as tiles of any size can make: the smallest are for few rows an expert. */
+    int64_t few = (int64_t)FEW_COLUMNS * d->n_experts;
+    int64_t groups = most(nib_sm100a_groups_most((int32_t)pairs, d->n_experts, MANY_COLUMNS),
+                          nib_sm100a_groups_most((int32_t)(pairs < few ? pairs : few), d->n_experts, FEW_COLUMNS)),
+            scale_rows = groups * SCALE_ROWS;
     x->x_scales_bytes = nib_sm100a_scale_bytes(scale_rows, d->dim);
-    x->inner_scales_bytes = nib_sm100a_scale_bytes(scale_rows, d->n_inner);
+    x->inner_atoms_bytes = nib_sm100a_scale_bytes(scale_rows, d->n_inner);
     x->x_scales = nib_blackwell_take(base, used, x->x_scales_bytes);
-    x->inner_scales = nib_blackwell_take(base, used, x->inner_scales_bytes);
-    x->x_codes = nib_blackwell_take(base, used, pairs * nib_act_codes_stride(NIB_ACT_NVFP4, d->dim));
+    x->inner_atoms = nib_blackwell_take(base, used, x->inner_atoms_bytes);
+    x->x_codes = nib_blackwell_take(base, used, pairs * nib_act_codes_stride(NIB_ACT_FP8, d->dim));
     x->x_row_scale = nib_blackwell_take(base, used, pairs * 4);
     x->scale_row = nib_blackwell_take(base, used, pairs * 4);
     x->groups = nib_blackwell_take(base, used, groups * (int64_t)sizeof(struct nib_blackwell_group));
+    x->progress = nib_blackwell_take(base, used, (N_DONE + pairs) * 4);
 }
 
 static enum nib_status open(struct nib_stream *s, struct nib_error *err)
@@ -90,8 +129,8 @@ static enum nib_status open(struct nib_stream *s, struct nib_error *err)
     e = cudaMemsetAsync(x->scales, 0, (size_t)x->scales_bytes, s->handle);
     if (e == cudaSuccess && x->x_scales)
         e = cudaMemsetAsync(x->x_scales, 0, (size_t)x->x_scales_bytes, s->handle);
-    if (e == cudaSuccess && x->inner_scales)
-        e = cudaMemsetAsync(x->inner_scales, 0, (size_t)x->inner_scales_bytes, s->handle);
+    if (e == cudaSuccess && x->inner_atoms)
+        e = cudaMemsetAsync(x->inner_atoms, 0, (size_t)x->inner_atoms_bytes, s->handle);
     if (e != cudaSuccess)
         return nib_error_set(err, nib_cuda_check(s, e, "clearing scales"), "%s", s->error.text);
     return NIB_OK;
@@ -101,62 +140,78 @@ static enum nib_status open(struct nib_stream *s, struct nib_error *err)
 
 static int64_t rows_most(const struct nib_stream *s, int32_t cols)
 {
-    return s->blackwell.scales_bytes / nib_sm100a_scale_bytes(128, cols) * 128;
+    return s->blackwell.scales_bytes / nib_sm100a_scale_bytes(128, cols) * 128; /* FP8 rows' take no more */
 }
 
-static enum nib_status take_rows(struct nib_stream *s, const struct nib_act *x, struct nib_blackwell_x *out)
+/* n rows of x to `to`; pair, scale_row: as their kernel has them. */
+static enum nib_status place(struct nib_stream *s, const struct nib_act *x, int32_t n, struct nib_blackwell_rows to,
+                             const int32_t *pair, int32_t top_k, struct nib_blackwell_x *out)
 {
     struct nib_sm100a_place_args p = {.codes = x->codes,
                                       .scales = x->scales,
                                       .row_scale = x->row_scale,
                                       .codes_stride = x->codes_stride,
                                       .scales_stride = x->scales_stride,
+                                      .pair = pair,
+                                      .y = to,
+                                      .top_k = top_k,
                                       .n_in = x->cols,
-                                      .y = {.scales = s->blackwell.scales}};
-    *out = (struct nib_blackwell_x){.rows = x->rows,
-                                    .codes = x->codes,
-                                    .scales = p.y.scales,
-                                    .row_scale = x->row_scale,
-                                    .codes_stride = x->codes_stride};
-    return nib_blackwell_launch(s, (const void *)nib_sm100a_place, (dim3){(unsigned)x->rows, 1, 1}, PLACE_THREADS, 1, 0,
-                                &p, "scales of rows");
+                                      .fp8 = x->format == NIB_ACT_FP8};
+    *out = (struct nib_blackwell_x){.format = x->format,
+                                    .rows = n,
+                                    .codes = to.codes ? to.codes : x->codes,
+                                    .scales = to.scales,
+                                    .row_scale = p.fp8 ? NULL : to.codes ? to.row_scale : x->row_scale,
+                                    .codes_stride = to.codes ? to.codes_stride : x->codes_stride};
+    return nib_blackwell_launch(s, (const void *)nib_sm100a_place, (dim3){(unsigned)n, 1, 1}, PLACE_THREADS, 1, 0, &p,
+                                "rows of a product");
+}
+
+static enum nib_status take_rows(struct nib_stream *s, const struct nib_act *x, struct nib_blackwell_x *out)
+{
+    return place(s, x, x->rows, (struct nib_blackwell_rows){.scales = s->blackwell.scales}, NULL, 0, out);
 }
 
 static enum nib_status take_pairs(struct nib_stream *s, const struct nib_act *x, int32_t top_k,
                                   struct nib_blackwell_x *out)
 {
-    struct nib_cuda_blackwell   *t = &s->blackwell;
-    struct nib_sm100a_place_args p = {.codes = x->codes,
-                                      .scales = x->scales,
-                                      .row_scale = x->row_scale,
-                                      .codes_stride = x->codes_stride,
-                                      .scales_stride = x->scales_stride,
-                                      .pair = s->moe.pair,
-                                      .y = {.codes = t->x_codes,
-                                            .scales = t->x_scales,
-                                            .row_scale = t->x_row_scale,
-                                            .codes_stride = nib_act_codes_stride(NIB_ACT_NVFP4, x->cols),
-                                            .scale_row = t->scale_row},
-                                      .top_k = top_k,
-                                      .n_in = x->cols};
-    *out = (struct nib_blackwell_x){.rows = x->rows * top_k,
-                                    .codes = p.y.codes,
-                                    .scales = p.y.scales,
-                                    .row_scale = p.y.row_scale,
-                                    .codes_stride = p.y.codes_stride};
-    return nib_blackwell_launch(s, (const void *)nib_sm100a_place, (dim3){(unsigned)out->rows, 1, 1}, PLACE_THREADS, 1,
-                                0, &p, "gathering rows");
+    struct nib_cuda_blackwell *t = &s->blackwell;
+    struct nib_blackwell_rows  to = {.codes = t->x_codes,
+                                     .scales = t->x_scales,
+                                     .row_scale = t->x_row_scale,
+                                     .codes_stride = nib_act_codes_stride(x->format, x->cols),
+                                     .scale_row = t->scale_row};
+    return place(s, x, x->rows * top_k, to, s->moe.pair, top_k, out);
 }
 
-static int32_t tile_rows(int32_t n_pairs, int32_t n_experts)
+static enum nib_status take_inner(struct nib_stream *s, const struct nib_act *x, struct nib_blackwell_x *out)
 {
-    (void)n_pairs, (void)n_experts;
-    return nib_sm100a_tile_rows(1);
+    struct nib_blackwell_rows to = {.scales = s->blackwell.inner_atoms, .scale_row = s->blackwell.scale_row};
+    return place(s, x, x->rows, to, NULL, 0, out);
+}
+
+static void tiles_of(const struct nib_stream *s, const struct nib_moe_args *a, int32_t n_pairs,
+                     struct nib_blackwell_groups_args *g)
+{
+    bool nvfp4 = a->w1->type == NIB_WEIGHT_NVFP4, mxfp4 = a->w1->type == NIB_WEIGHT_MXFP4;
+    bool same = a->w2->type == a->w1->type && a->w3->type == a->w1->type && a->w2->act == a->w1->act;
+    /* experts_sm100a.cu sums up to 32 experts, and stores rows in words of 32 values. */
+    bool fused = (nvfp4 || mxfp4) && same && a->top_k <= 32 && a->w1->n_out % 32 == 0 && a->w2->n_out % 32 == 0;
+    g->tile_rows = !fused                                   ? nib_sm100a_tile_rows(1)
+                   : n_pairs <= FEW_COLUMNS * a->n_experts ? FEW_COLUMNS
+                                                            : MANY_COLUMNS;
+    g->scale_tile = SCALE_ROWS;
+    g->zero = fused ? s->blackwell.progress : NULL;
+    g->n_zero = fused ? N_DONE + n_pairs : 0;
 }
 
 static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell_x *x, const struct nib_cuda_matrix *w,
                                 const struct nib_mat *y, const struct nib_blackwell_experts *e)
 {
+    static const void *const kernel[3][2] = {
+        {(const void *)nib_sm100a_linear_one, (const void *)nib_sm100a_linear_pair},
+        {(const void *)nib_sm100a_fp8_one, (const void *)nib_sm100a_fp8_pair},
+        {(const void *)nib_sm100a_mxfp4_one, (const void *)nib_sm100a_mxfp4_pair}};
     struct nib_sm100a_linear p = {.n_rows = x->rows,
                                   .n_out = w->n_out,
                                   .n_in = w->n_in,
@@ -175,6 +230,7 @@ static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell
     struct nib_blackwell_launch   l;
     nib_sm100a_encode            *encode;
     char                          why[160];
+    (void)format_of((enum nib_weight_type)w->type, x->format, &p.format);
     if (e) {
         p.n_experts = e->n_experts;
         p.groups = e->groups;
@@ -184,18 +240,108 @@ static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell
     memcpy(&encode, &s->blackwell.encode, sizeof encode);
     if (!nib_sm100a_linear_plan(&p, encode, &args, &l, why, sizeof why))
         return nib_error_set(&s->error, NIB_E_DEVICE, "cuda: %s", why);
-    return nib_blackwell_launch(
-        s, l.cluster == 2 ? (const void *)nib_sm100a_linear_pair : (const void *)nib_sm100a_linear_one,
-        (dim3){l.grid, 1, 1}, l.block, l.cluster, l.shared_bytes, &args, "an NVFP4 product");
+    return nib_blackwell_launch(s, kernel[p.format][l.cluster - 1], (dim3){l.grid, 1, 1}, l.block, l.cluster,
+                                l.shared_bytes, &args, "a product");
+}
+
+/* ---- Experts ---- */
+
+static enum nib_status experts(struct nib_stream *s, const struct nib_sm100a_experts *p, const char *what)
+{
+    static const void *const kernel[2][2][2] = {
+        {{(const void *)nib_sm100a_experts_out_16, (const void *)nib_sm100a_experts_out_96},
+         {(const void *)nib_sm100a_experts_in_16, (const void *)nib_sm100a_experts_in_96}},
+        {{(const void *)nib_sm100a_mxfp4_out_16, (const void *)nib_sm100a_mxfp4_out_96},
+         {(const void *)nib_sm100a_mxfp4_in_16, (const void *)nib_sm100a_mxfp4_in_96}}};
+    struct nib_sm100a_experts_args args;
+    struct nib_blackwell_launch    l;
+    nib_sm100a_encode             *encode;
+    char                           why[160];
+    memcpy(&encode, &s->blackwell.encode, sizeof encode);
+    if (!nib_sm100a_experts_plan(p, encode, &args, &l, why, sizeof why))
+        return nib_error_set(&s->error, NIB_E_DEVICE, "cuda: %s", why);
+    return nib_blackwell_launch(s, kernel[p->mxfp4][p->n_parts - 1][p->columns == MANY_COLUMNS], (dim3){l.grid, 1, 1},
+                                l.block, 1, l.shared_bytes, &args, what);
+}
+
+static struct nib_sm100a_experts problem(const struct nib_stream *s, const struct nib_blackwell_x *x, int32_t n_parts,
+                                         const struct nib_weight *const w[], const struct nib_blackwell_experts *e)
+{
+    struct nib_sm100a_experts p = {.mxfp4 = w[0]->type == NIB_WEIGHT_MXFP4,
+                                   .n_parts = n_parts,
+                                   .columns = e->tile_rows,
+                                   .n_pairs = x->rows,
+                                   .n_experts = e->n_experts,
+                                   .n_out = w[0]->n_out,
+                                   .n_in = w[0]->n_in,
+                                   .x_codes = x->codes,
+                                   .x_scales = x->scales,
+                                   .x_stride = x->codes_stride,
+                                   .n_sms = s->n_sms,
+                                   .rest = {.row_scale = x->row_scale, .groups = e->groups, .n_groups = e->n_groups}};
+    for (int32_t i = 0; i < n_parts; i++) {
+        const struct nib_cuda_matrix *m = nib_cuda_matrix_of(w[i]);
+        p.w_codes[i] = m->codes;
+        p.w_scales[i] = m->scales;
+        p.rest.alphas[i] = m->alpha;
+        p.rest.alpha[i] = m->alpha0;
+    }
+    return p;
+}
+
+static enum nib_status experts_in(struct nib_stream *s, const struct nib_moe_args *a, const struct nib_blackwell_x *x,
+                                  const struct nib_blackwell_experts *e, struct nib_blackwell_x *inner)
+{
+    struct nib_cuda_blackwell      *t = &s->blackwell;
+    const struct nib_weight *const  w[] = {a->w1, a->w3};
+    struct nib_sm100a_experts       p = problem(s, x, 2, w, e);
+    struct nib_sm100a_experts_args *r = &p.rest;
+    r->y = s->moe.hidden;
+    r->n_done = t->progress;
+    r->weight = a->weight_before_w2 ? s->moe.weight : NULL;
+    r->pair = s->moe.pair;
+    r->limit = a->limit;
+    r->most = (uint32_t *)t->progress + N_DONE;
+    r->rows = (struct nib_blackwell_rows){.codes = t->inner_codes,
+                                          .scales = t->inner_atoms,
+                                          .row_scale = t->inner_row_scale,
+                                          .codes_stride = nib_act_codes_stride(x->format, a->w1->n_out),
+                                          .scale_row = t->scale_row};
+    *inner = (struct nib_blackwell_x){.format = x->format,
+                                      .rows = x->rows,
+                                      .codes = t->inner_codes,
+                                      .scales = t->inner_atoms,
+                                      .row_scale = x->format == NIB_ACT_NVFP4 ? t->inner_row_scale : NULL,
+                                      .codes_stride = r->rows.codes_stride};
+    return experts(s, &p, "experts' first products");
+}
+
+static enum nib_status experts_out(struct nib_stream *s, const struct nib_moe_args *a, const struct nib_blackwell_x *x,
+                                   const struct nib_blackwell_experts *e, const struct nib_blackwell_combine_args *c,
+                                   int32_t n_rows)
+{
+    const struct nib_weight *const w[] = {a->w2};
+    struct nib_sm100a_experts      p = problem(s, x, 1, w, e);
+    p.n_rows = n_rows;
+    p.rest.y = s->moe.y;
+    p.rest.n_done = s->blackwell.progress + 1;
+    p.rest.sum = *c;
+    return experts(s, &p, "experts' second products");
 }
 
 static const struct nib_blackwell_product products[] = {
-    {3, "linear_one"}, {130, "linear_pair"}, {0, NULL}};
+    {3, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "linear_one"},
+    {130, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "linear_pair"},
+    {3, NIB_WEIGHT_FP8, NIB_ACT_FP8, "fp8_one"},
+    {130, NIB_WEIGHT_FP8, NIB_ACT_FP8, "fp8_pair"},
+    {3, NIB_WEIGHT_MXFP4, NIB_ACT_FP8, "mxfp4_one"},
+    {130, NIB_WEIGHT_MXFP4, NIB_ACT_FP8, "mxfp4_pair"},
+    {0}};
 
 const struct nib_blackwell_family nib_blackwell_sm100a = {
     .name = "sm100a",
     .major = 10,
-    .layout = NIB_CUDA_BLOCK16,
+    .layout = NIB_CUDA_ATOMS,
     .norm = (const void *)nib_sm100a_norm,
     .groups = (const void *)nib_sm100a_groups,
     .swiglu = (const void *)nib_sm100a_swiglu,
@@ -208,8 +354,11 @@ const struct nib_blackwell_family nib_blackwell_sm100a = {
     .rows_most = rows_most,
     .take_rows = take_rows,
     .take_pairs = take_pairs,
-    .tile_rows = tile_rows,
+    .take_inner = take_inner,
+    .tiles_of = tiles_of,
     .multiply = multiply,
+    .experts_in = experts_in,
+    .experts_out = experts_out,
     .products = products,
     .scale_offset = nib_sm100a_scale_offset,
     .selftest = nib_sm100a_selftest,

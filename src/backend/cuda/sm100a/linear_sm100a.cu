@@ -12,6 +12,7 @@
  *
  * Per stage and CTA of a pair (256 x 192 tile): 16 + 12 KiB of codes, 2 + 4 KiB of scales; 384 clocks of products at
  * the published rate. docs/kernels/sm100a.md has the arithmetic. */
+#include "backend/cuda/device/factors.cuh"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/ptx.cuh"
 #include "backend/cuda/device/tcgen05.cuh"
@@ -152,7 +153,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct nib_sm100a_li
                                         w_scales + 4 * T::kBands * j + half, more);
                 else
                     nib_mma_mx<CTAS>(d, x, w,
-                                     nib_instruction_mx(kRows * CTAS, OUT, FORMAT == NIB_SM100A_MXFP4 ? 5 : 0, j),
+                                     nib_instruction_mx(kRows * CTAS, OUT, 0, FORMAT == NIB_SM100A_MXFP4 ? 5 : 0, j),
                                      x_scales, w_scales + half, more);
             }
             nib_tcgen05_commit<CTAS>(bar.empty + 8 * stage);
@@ -163,33 +164,14 @@ static __device__ __forceinline__ void multiply_tiles(const struct nib_sm100a_li
 
 /* ---- Epilogue ---- */
 
-/* row scale * alpha as two factors that neither overflow nor underflow against sums of any size, where their
- * product might. */
-static __device__ __forceinline__ void factors_of(float row_scale, float alpha, float f[2])
-{
-    double   t = (double)row_scale * (double)alpha; /* never subnormal: both are fp32 */
-    uint64_t u = (uint64_t)__double_as_longlong(t);
-    int32_t  e = (int32_t)(u >> 52 & 0x7ff) - 1023;
-    f[0] = (float)t;
-    f[1] = 1.0f;
-    if (e == -1023 || e == 1024) /* zero, Inf, NaN */
-        return;
-    /* Sums are multiples of 2^-20 and below 2^60, so beyond these exponents every result is zero or Inf anyway. */
-    e = min(max(e, -250), 254);
-    int32_t first = e / 2;
-    double  mantissa = __longlong_as_double((long long)((u & ~(0x7ffull << 52)) | 1023ull << 52));
-    f[0] = (float)mantissa * __uint_as_float((uint32_t)(127 + first) << 23);
-    f[1] = __uint_as_float((uint32_t)(127 + e - first) << 23);
-}
-
 static __device__ __forceinline__ void store32(const struct nib_sm100a_linear_args &a, int64_t row, int32_t out,
-                                               const uint32_t r[32], const float f[2], bool wide)
+                                               const uint32_t r[32], float2 f, bool wide)
 {
 #pragma unroll
     for (int c = 0; c < 32; c += 8) {
         float v[8];
         for (int j = 0; j < 8; j++)
-            v[j] = __uint_as_float(r[c + j]) * f[0] * f[1];
+            v[j] = __uint_as_float(r[c + j]) * f.x * f.y;
         int64_t at = row * a.y_stride + out + c;
         if (wide && out + c + 8 <= a.n_out) {
             if (a.y_f32) {
@@ -224,9 +206,9 @@ static __device__ __forceinline__ void write_tiles(const struct nib_sm100a_linea
         struct place at = place_of(a, n_row_tiles, i, kRows * CTAS, OUT);
         int64_t      row = at.row + (int64_t)rank * kRows + warp * 32 + lane;
         uint32_t     acc = (uint32_t)n % 2, from = tmem + acc * OUT + (warp * 32 << 16);
-        float        f[2] = {0.0f, 0.0f};
+        float2       f = make_float2(0.0f, 0.0f);
         if (row < at.end_row)
-            factors_of(a.row_scale ? a.row_scale[row] : 1.0f, a.alphas ? a.alphas[at.expert] : a.alpha, f);
+            f = nib_factors(a.row_scale ? a.row_scale[row] : 1.0f, a.alphas ? a.alphas[at.expert] : a.alpha);
         nib_mbar_wait(bar.done + 8 * acc, (uint32_t)n / 2 & 1);
         nib_tcgen05_after_sync();
         for (int c = 0; c < OUT; c += 32) {

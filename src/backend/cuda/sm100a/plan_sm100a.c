@@ -36,11 +36,11 @@ int32_t nib_sm100a_tile_rows(int32_t n_ctas)
     return ROWS_OF_CTA * n_ctas;
 }
 
-int32_t nib_sm100a_groups_most(int32_t n_rows, int32_t n_experts, int32_t n_ctas)
+int32_t nib_sm100a_groups_most(int32_t n_rows, int32_t n_experts, int32_t tile_rows)
 {
     /* Every expert with rows leaves at most one tile unfilled. */
     int32_t partial = n_rows < n_experts ? n_rows : n_experts;
-    return n_rows / nib_sm100a_tile_rows(n_ctas) + partial;
+    return n_rows / tile_rows + partial;
 }
 
 /* Boxes of 128 bytes of shared memory a row: 256 values of 4 bits, 128 of 8, or 128 of 4 bits that the copy spreads to
@@ -66,7 +66,7 @@ static bool encode_scales(nib_sm100a_encode *encode, struct nib_sm100a_map *map,
 
 static bool refuse(char *error, size_t bytes, const char *what, int64_t found, const char *wanted)
 {
-    (void)snprintf(error, bytes, "sm_100a linear: %s is %" PRId64 ": wants %s", what, found, wanted);
+    (void)snprintf(error, bytes, "sm_100a: %s is %" PRId64 ": wants %s", what, found, wanted);
     return false;
 }
 
@@ -103,7 +103,7 @@ bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode
     int64_t k_tiles = tiles(p->n_in, mx ? NIB_SM100A_MX_K_TILE : NIB_SM100A_K_TILE);
     int     out_tile = n_ctas == 2 ? OUT_TILE_PAIR : OUT_TILE_ONE, stages = (n_ctas == 2 ? 6 : 5) + mx;
     int64_t bands = tiles(out_tile + (out_tile % 128 ? 64 : 0), 128);
-    int64_t row_tiles = p->n_experts ? nib_sm100a_groups_most(p->n_rows, p->n_experts, n_ctas)
+    int64_t row_tiles = p->n_experts ? nib_sm100a_groups_most(p->n_rows, p->n_experts, nib_sm100a_tile_rows(n_ctas))
                                      : tiles(p->n_rows, ROWS_OF_CTA * n_ctas);
     int64_t x_bands = p->n_experts ? row_tiles * n_ctas : tiles(p->n_rows, 128), band_bytes = mx ? 512 : 2048;
     int64_t stage_bytes = tiles(128 * (ROWS_OF_CTA + out_tile / n_ctas) + band_bytes * (1 + bands), 1024) * 1024;
@@ -141,5 +141,64 @@ bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode
     launch->grid = (uint32_t)((work < places ? work : places) * n_ctas);
     launch->block = THREADS;
     launch->shared_bytes = (uint32_t)(stages * stage_bytes + SLACK);
+    return true;
+}
+
+/* ---- Experts ---- */
+
+/* As in experts_sm100a.cu: bytes of a stage and how many there are. */
+static uint32_t experts_shared(const struct nib_sm100a_experts *p)
+{
+    int64_t band = p->mxfp4 ? 512 : 2048;
+    int64_t stage = tiles(p->n_parts * (128 * 128 + band) + p->columns * 128 + band, 1024) * 1024;
+    int64_t stages = p->n_parts == 2 ? (p->columns == 96 ? 4 : 5) : (p->columns == 96 ? 6 : 8);
+    return (uint32_t)(stages * stage + SLACK);
+}
+
+bool nib_sm100a_experts_plan(const struct nib_sm100a_experts *p, nib_sm100a_encode *encode,
+                             struct nib_sm100a_experts_args *args, struct nib_blackwell_launch *launch, char *error,
+                             size_t error_bytes)
+{
+    static const char *const kernels[2][2][2] = {
+        {{"nib_sm100a_experts_out_16", "nib_sm100a_experts_out_96"},
+         {"nib_sm100a_experts_in_16", "nib_sm100a_experts_in_96"}},
+        {{"nib_sm100a_mxfp4_out_16", "nib_sm100a_mxfp4_out_96"}, {"nib_sm100a_mxfp4_in_16", "nib_sm100a_mxfp4_in_96"}}};
+    int64_t x_bytes = p->mxfp4 ? p->n_in : p->n_in / 2, band_bytes = p->mxfp4 ? 512 : 2048;
+    int64_t k_tiles = tiles(p->n_in, p->mxfp4 ? NIB_SM100A_MX_K_TILE : NIB_SM100A_K_TILE), bands = tiles(p->n_out, 128);
+    int32_t groups = nib_sm100a_groups_most(p->n_pairs, p->n_experts, p->columns);
+    int32_t unit = p->mxfp4 ? 128 : 32;
+    if (p->n_in < unit || p->n_in % unit != 0)
+        return refuse(error, error_bytes, "n_in of experts", p->n_in,
+                      unit == 32 ? "a multiple of 32" : "a multiple of 128");
+    if (p->n_out < 32 || p->n_out % 32 != 0)
+        return refuse(error, error_bytes, "n_out of experts", p->n_out, "a multiple of 32");
+    if (p->x_stride % 16 != 0 || p->x_stride < x_bytes)
+        return refuse(error, error_bytes, "the stride of the rows' codes", p->x_stride,
+                      "a multiple of 16, at least a row's bytes");
+    if (p->n_pairs < 1)
+        return refuse(error, error_bytes, "n_pairs", p->n_pairs, "at least 1");
+    *args = p->rest;
+    bool ok = encode_codes(encode, &args->x, p->x_codes, p->n_pairs, x_bytes, p->x_stride, (uint32_t)p->columns,
+                           false) &&
+              encode_scales(encode, &args->x_scales, p->x_scales, groups, k_tiles, (uint32_t)band_bytes / 8);
+    for (int32_t i = 0; i < p->n_parts && ok; i++)
+        ok = encode_codes(encode, &args->w[i], p->w_codes[i], (int64_t)p->n_experts * p->n_out, p->n_in / 2,
+                          p->n_in / 2, 128, p->mxfp4) &&
+             encode_scales(encode, &args->w_scales[i], p->w_scales[i], p->n_experts * bands, k_tiles,
+                           (uint32_t)band_bytes / 8);
+    if (!ok) {
+        (void)snprintf(error, error_bytes,
+                       "sm_100a experts: a tensor map of [%" PRId32 ", %" PRId32 "] x [%" PRId32 "] was refused",
+                       p->n_pairs, p->n_in, p->n_out);
+        return false;
+    }
+    args->n_pairs = p->n_pairs;
+    args->n_rows = p->n_rows;
+    args->n_out = p->n_out;
+    args->n_bands = (int32_t)bands;
+    args->n_k_tiles = (int32_t)k_tiles;
+    int64_t work = groups * bands, places = p->n_sms > 0 ? p->n_sms : 1;
+    *launch = (struct nib_blackwell_launch){kernels[p->mxfp4][p->n_parts - 1][p->columns == 96],
+                                            (uint32_t)(work < places ? work : places), THREADS, experts_shared(p), 1};
     return true;
 }

@@ -102,8 +102,50 @@ bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode
 
 /* Rows of a tile. */
 int32_t nib_sm100a_tile_rows(int32_t n_ctas);
-/* Most tiles that n_rows rows of n_experts experts can take. */
-int32_t nib_sm100a_groups_most(int32_t n_rows, int32_t n_experts, int32_t n_ctas);
+/* Most tiles of so many rows that n_rows rows of n_experts experts can take. */
+int32_t nib_sm100a_groups_most(int32_t n_rows, int32_t n_experts, int32_t tile_rows);
+
+/* ---- Experts ---- */
+
+/* Passed by value to the kernels of experts_sm100a.cu: nib_sm100a_experts_in_*, _out_* and nib_sm100a_mxfp4_in_*,
+ * _out_*. */
+struct nib_sm100a_experts_args {
+    struct nib_sm100a_map             x, x_scales, w[2], w_scales[2];
+    const float                      *row_scale; /* [n_pairs]; NULL: all 1 */
+    const float                      *alphas[2]; /* [n_experts]; NULL: alpha */
+    float                             alpha[2];
+    const struct nib_blackwell_group *groups;
+    const int32_t                    *n_groups;
+    float                            *y;      /* [n_pairs][n_out] what tiles hand on: SwiGLU, or an expert's results */
+    int32_t                          *n_done; /* tiles; 0 at launch */
+    int32_t                           n_pairs, n_rows, n_out, n_bands, n_k_tiles;
+    /* in */
+    const float              *weight; /* by pair; NULL: all 1 */
+    const int32_t            *pair;   /* [n_pairs] */
+    float                     limit;
+    uint32_t                 *most;   /* [n_pairs] largest magnitude of each row, its bits; 0 at launch */
+    struct nib_blackwell_rows rows;   /* with scale_row; scales in the layout above */
+    /* out; y and expert_y are the same */
+    struct nib_blackwell_combine_args sum;
+};
+
+/* in: rows of SwiGLU of x w1^T and x w3^T. out: the weighted sum of h w2^T. Rows stand sorted by expert, in groups of
+ * up to `columns`, scales in bands of 128 a group. All blocks of a launch must be on the card at once. */
+struct nib_sm100a_experts {
+    bool           mxfp4;   /* MXFP4 weights, FP8 rows; else NVFP4 */
+    int32_t        n_parts; /* 2: in; 1: out */
+    int32_t        columns; /* 16 or 96 */
+    int32_t        n_pairs, n_rows, n_experts, n_out, n_in; /* n_in a multiple of 32, with MXFP4 of 128; n_out of 32 */
+    const uint8_t *x_codes, *x_scales;
+    int64_t        x_stride; /* bytes, a multiple of 16 */
+    const uint8_t *w_codes[2], *w_scales[2];
+    int32_t        n_sms;
+    struct nib_sm100a_experts_args rest; /* everything but maps and counts */
+};
+
+bool nib_sm100a_experts_plan(const struct nib_sm100a_experts *p, nib_sm100a_encode *encode,
+                             struct nib_sm100a_experts_args *args, struct nib_blackwell_launch *launch, char *error,
+                             size_t error_bytes);
 
 /* ---- Activation rows ---- */
 

@@ -37,8 +37,9 @@ nib_sm100a_swiglu_act(const __grid_constant__ struct nib_blackwell_swiglu_act_ar
     extern __shared__ __align__(16) float x[];
     __shared__ uint32_t max_buffer[32];
     int64_t             row = blockIdx.x, at = row * a.y.cols;
+    float               weight = a.weight ? a.weight[a.pair[row]] : 1.0f;
     for (int32_t i = threadIdx.x; i < a.y.cols; i += kThreads)
-        x[i] = swiglu(a.gate[at + i], a.up[at + i], a.limit);
+        x[i] = swiglu(a.gate[at + i], a.up[at + i], a.limit) * weight;
     __syncthreads();
     nib_act_store_block(a.y, row, x, max_buffer);
 }

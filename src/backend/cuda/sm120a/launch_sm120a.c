@@ -56,8 +56,6 @@ static void lay_out(struct nib_cuda_blackwell *x, const struct nib_cuda_moe_scra
         return;
     int64_t pairs = (int64_t)m->n_rows * (d->top_k > 1 ? d->top_k : 1);
     int64_t groups = nib_sm120a_groups_most((int32_t)pairs, d->n_experts, LEAST_TILE_ROWS);
-    x->inner_scales_bytes = pairs * nib_act_scales_stride(NIB_ACT_NVFP4, d->n_inner);
-    x->inner_scales = nib_blackwell_take(base, used, x->inner_scales_bytes);
     x->groups = nib_blackwell_take(base, used, groups * (int64_t)sizeof(struct nib_blackwell_group));
 }
 
@@ -72,7 +70,8 @@ static int64_t rows_most(const struct nib_stream *s, int32_t cols)
 static enum nib_status take_rows(struct nib_stream *s, const struct nib_act *x, struct nib_blackwell_x *out)
 {
     (void)s;
-    *out = (struct nib_blackwell_x){.rows = x->rows,
+    *out = (struct nib_blackwell_x){.format = x->format,
+                                    .rows = x->rows,
                                     .codes = x->codes,
                                     .scales = x->scales,
                                     .row_scale = x->row_scale,
@@ -89,6 +88,13 @@ static enum nib_status take_pairs(struct nib_stream *s, const struct nib_act *x,
     out->pair = s->moe.pair;
     out->top_k = top_k;
     return NIB_OK;
+}
+
+static void tiles_of(const struct nib_stream *s, const struct nib_moe_args *a, int32_t n_pairs,
+                     struct nib_blackwell_groups_args *g)
+{
+    (void)s;
+    g->tile_rows = g->scale_tile = nib_sm120a_tile_rows(n_pairs, a->n_experts);
 }
 
 static const void *kernel_of(int32_t rows)
@@ -135,11 +141,11 @@ static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell
                                 &args, "an NVFP4 product");
 }
 
-static const struct nib_blackwell_product products[] = {{3, "decode_8"},
-                                                        {11, "decode_16"},
-                                                        {33, "linear_32"},
-                                                        {130, "linear_128"},
-                                                        {0, NULL}};
+static const struct nib_blackwell_product products[] = {{3, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "decode_8"},
+                                                        {11, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "decode_16"},
+                                                        {33, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "linear_32"},
+                                                        {130, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "linear_128"},
+                                                        {0}};
 
 const struct nib_blackwell_family nib_blackwell_sm120a = {
     .name = "sm120a",
@@ -156,7 +162,8 @@ const struct nib_blackwell_family nib_blackwell_sm120a = {
     .rows_most = rows_most,
     .take_rows = take_rows,
     .take_pairs = take_pairs,
-    .tile_rows = nib_sm120a_tile_rows,
+    .take_inner = take_rows, /* experts' rows are in this order */
+    .tiles_of = tiles_of,
     .multiply = multiply,
     .products = products,
     .selftest = nib_sm120a_selftest,

@@ -2,11 +2,12 @@
 #ifndef NIB_PARTS_SM120A_CUH
 #define NIB_PARTS_SM120A_CUH
 
+#include "backend/cuda/device/factors.cuh"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/ptx.cuh"
 #include "backend/cuda/sm120a/mma_sm120a.cuh"
 #include "backend/cuda/sm120a/sm120a.h"
-#include "backend/cuda/sm120a/swiglu_sm120a.cuh"
+#include "backend/cuda/device/swiglu.cuh"
 
 constexpr int kThreads = 256, kWarps = 8;
 constexpr int kUnit = NIB_SM120A_UNIT_BYTES, kUnitScales = NIB_SM120A_UNIT_SCALES;
@@ -49,23 +50,6 @@ NIB_DEVICE int64_t nib_source_row(const struct nib_sm120a_linear_args &a, int32_
 }
 
 /* ---- Scales of finished sums ---- */
-
-/* row scale * alpha as two factors that neither overflow nor underflow against sums of any size, where their product
- * might. */
-NIB_DEVICE float2 nib_factors(float row_scale, float alpha)
-{
-    double   t = (double)row_scale * (double)alpha; /* never subnormal: both are fp32 */
-    uint64_t u = (uint64_t)__double_as_longlong(t);
-    int32_t  e = (int32_t)(u >> 52 & 0x7ff) - 1023;
-    if (e == -1023 || e == 1024) /* zero, Inf, NaN */
-        return make_float2((float)t, 1.0f);
-    /* Sums are multiples of 2^-20 and below 2^60, so beyond these exponents every result is zero or Inf anyway. */
-    e = min(max(e, -250), 254);
-    int32_t first = e / 2;
-    double  mantissa = __longlong_as_double((long long)((u & ~(0x7ffull << 52)) | 1023ull << 52));
-    return make_float2((float)mantissa * __uint_as_float((uint32_t)(127 + first) << 23),
-                       __uint_as_float((uint32_t)(127 + e - first) << 23));
-}
 
 /* Factors of both parts for row i of the tile. */
 NIB_DEVICE float4 nib_factors_of(const struct nib_sm120a_linear_args &a, const struct nib_tile &t, int32_t i)

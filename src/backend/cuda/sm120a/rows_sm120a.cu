@@ -4,7 +4,7 @@
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/nvfp4_rows.cuh"
 #include "backend/cuda/sm120a/sm120a.h"
-#include "backend/cuda/sm120a/swiglu_sm120a.cuh"
+#include "backend/cuda/device/swiglu.cuh"
 
 static __device__ __forceinline__ enum nib_dtype dtype_of(int32_t f32)
 {
@@ -57,8 +57,9 @@ nib_sm120a_swiglu_act(const __grid_constant__ struct nib_blackwell_swiglu_act_ar
     extern __shared__ __align__(16) float x[];
     __shared__ uint32_t max_buffer[32];
     int64_t             row = blockIdx.x, at = row * a.y.cols;
+    float               weight = a.weight ? a.weight[a.pair[row]] : 1.0f;
     for (int32_t i = threadIdx.x; i < a.y.cols; i += kRowThreads)
-        x[i] = nib_swiglu(a.gate[at + i], a.up[at + i], a.limit);
+        x[i] = nib_swiglu(a.gate[at + i], a.up[at + i], a.limit) * weight;
     __syncthreads();
     nib_act_store_block(a.y, row, x, max_buffer);
 }

@@ -1,10 +1,10 @@
-/* SwiGLU of finished sums, for the products' ends and for rows of its own. */
-#ifndef NIB_SWIGLU_SM120A_CUH
-#define NIB_SWIGLU_SM120A_CUH
+/* SwiGLU of finished sums, for the ends of products on Blackwell and for rows of its own on sm_120a. */
+#ifndef NIB_CUDA_SWIGLU_CUH
+#define NIB_CUDA_SWIGLU_CUH
 
 #include "backend/cuda/device/numbers.cuh"
 
-/* silu(min(g, limit)) * clamp(u, +-limit) in fp32: these cards have next to no fp64. Inf must stay visible, so it does
+/* silu(min(g, limit)) * clamp(u, +-limit) in fp32: RTX and B300 have next to no fp64. Inf must stay visible, so it does
  * not meet the clamps. */
 NIB_DEVICE float nib_swiglu(float g, float u, float limit)
 {
