@@ -4,8 +4,8 @@
 
 /* Vectors of a block's codes: of the even and the odd channels of two octets. */
 #define CODE_VECS (4 * PANEL_VECS)
-/* Rows that take their codes straight from the stored bytes, and rows of sums in registers. */
-#define CODES_ROWS 4
+/* Rows that take their codes straight from the stored bytes. */
+#define CODES_STREAM_ROWS 4
 
 /* Position of channel c in an opened row: four even channels of an octet, then four odd ones. */
 BODY int32_t code_at(int32_t c) { return c / 8 * 8 + 4 * (c % 2) + c % 8 / 2; }
@@ -32,8 +32,9 @@ static void codes_open(enum nib_act_format format, const uint8_t *codes, const u
 /* sum += one block of a row and vector p of a panel, scaled. */
 BODY void block_add(const u8_vec *u, const int p, const vec *scale, const struct nib_cpu_code_row *x, int64_t b, vec *sum)
 {
-    code_sum all = {0};
+    code_sum all;
     vec      f;
+    codes_start(&all, x->fix[b]);
     UNROLL for (int i = 0; i < 4; i++)
         codes_dot(&all, &u[i * PANEL_VECS + p], x->codes + b * NIB_CPU_BLOCK + 4 * i);
     codes_sum(&all, x->fix[b], &f);
@@ -46,7 +47,7 @@ BODY void codes_stream(const int rows, const int type, const struct nib_cpu_tile
 {
     const int32_t  n_blocks = n_blocks_of(t->w);
     const uint8_t *codes = panel_codes(t->w, t->out + o), *scales = panel_scales(t->w, t->out + o);
-    vec            sum[CODES_ROWS][PANEL_VECS] = {{{0}}};
+    vec            sum[CODES_STREAM_ROWS][PANEL_VECS] = {{{0}}};
     for (int32_t b = 0; b < n_blocks; b++) {
         u8_vec u[CODE_VECS];
         vec    s[PANEL_VECS];
@@ -90,18 +91,16 @@ BODY void codes_rows(const int rows, const struct codes_block *block, const stru
             *(vec *)(void *)(y + r * NIB_CPU_TILE_OUTS + p * VEC_FLOATS) = sum[r][p];
 }
 
+#define CODES_ROWS_CASE(ROWS)                                                                                         \
+    case ROWS: codes_rows(ROWS, block, t->xi + r, b0, n, y + r * NIB_CPU_TILE_OUTS); break;
+
+/* CODES_ROWS rows at a time, whose sums stay in registers. */
 BODY void codes_all_rows(const struct nib_cpu_tile *t, const struct codes_block *block, int32_t b0, int32_t n, float *y)
 {
-    for (int32_t r = 0; r < t->n_rows; r += CODES_ROWS) {
-        const struct nib_cpu_code_row *const *x = t->xi + r;
-        float                                *sums = y + r * NIB_CPU_TILE_OUTS;
-        switch (t->n_rows - r) {
-        case 1: codes_rows(1, block, x, b0, n, sums); break;
-        case 2: codes_rows(2, block, x, b0, n, sums); break;
-        case 3: codes_rows(3, block, x, b0, n, sums); break;
-        default: codes_rows(4, block, x, b0, n, sums); break;
+    for (int32_t r = 0; r < t->n_rows; r += CODES_ROWS)
+        switch (t->n_rows - r < CODES_ROWS ? t->n_rows - r : CODES_ROWS) {
+            CODES_ROWS_CASES(CODES_ROWS_CASE)
         }
-    }
 }
 
 BODY void codes_many(const int type, const struct nib_cpu_tile *t)
@@ -127,7 +126,7 @@ BODY void codes_many(const int type, const struct nib_cpu_tile *t)
 
 BODY void tile_codes_of(const int type, const struct nib_cpu_tile *t)
 {
-    if (t->n_rows > CODES_ROWS)
+    if (t->n_rows > CODES_STREAM_ROWS)
         codes_many(type, t);
     else
         for (int32_t o = 0; o < t->n_outs; o += NIB_CPU_PANEL)

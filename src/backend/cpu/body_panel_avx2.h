@@ -118,6 +118,13 @@ BODY void codes_decode(const uint8_t *codes, u8_vec *u)
 /* 16-bit sums of 8 channels: at most 8 * 24 * 127 = 24384. */
 typedef u8_vec code_sum;
 
+/* Sums of 16 bits have no room for the row's fix: it comes at the end. */
+BODY void codes_start(code_sum *sum, int32_t fix)
+{
+    (void)fix;
+    *sum = (code_sum){0};
+}
+
 /* Four channels of a row meet those of each output. */
 BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 {

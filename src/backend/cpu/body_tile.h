@@ -124,19 +124,18 @@ BODY void panel_open(const int type, const struct nib_cpu_matrix *w, int32_t out
     }
 }
 
-/* Add n decoded blocks to `rows` rows of sums: one weight vector serves all rows, one number of a row a whole panel. As each
- * block passes, the same block of what is decoded next is asked for, if `next`. */
+/* Add n decoded blocks to `rows` rows of sums: one weight vector serves all rows, one number of a row a whole panel. As
+ * blocks pass, n_lines cache lines for each are asked for from `next` on. */
 BODY void panel_rows(const int rows, const int type, const float *const *x, int64_t k0, const float *v, const float *s,
-                     int32_t n, const uint8_t *next, float *y)
+                     int32_t n, const uint8_t *next, int32_t n_lines, float *y)
 {
     const float *xr[TILE_ROWS_MOST];
     UNROLL for (int r = 0; r < rows; r++)
         xr[r] = x[r] + k0;
     for (int32_t b = 0; b < n; b++) {
         vec t[TILE_ROWS_MOST][PANEL_VECS];
-        if (next)
-            UNROLL for (int i = 0; i < block_bytes(type); i += 64)
-                __builtin_prefetch(next + b * block_bytes(type) + i);
+        for (int32_t i = 0; i < n_lines; i++, next += 64)
+            __builtin_prefetch(next);
         UNROLL for (int j = 0; j < NIB_CPU_BLOCK; j++)
         {
             const int at = j / NIB_CPU_OCTET * NIB_CPU_OCTET +
@@ -175,14 +174,16 @@ BODY void panel_rows(const int rows, const int type, const float *const *x, int6
 }
 
 #define PANEL_ROWS(ROWS)                                                                                              \
-    case ROWS: panel_rows(ROWS, type, x, k0, v, s, n, next, y); break;
+    case ROWS: panel_rows(ROWS, type, x, k0, v, s, n, next, lines, y); break;
 
-/* The rows of a tile in parts of nearly equal size, TILE_ROWS_MOST at most. */
+/* The rows of a tile in parts of nearly equal size, TILE_ROWS_MOST at most. What is decoded next is asked for evenly by all
+ * parts: at once it would come faster than memory gives it. */
 BODY void panel_all_rows(const int type, const struct nib_cpu_tile *t, int64_t k0, const float *v, const float *s,
                          int32_t n, const uint8_t *next, float *sums)
 {
-    int32_t parts = (t->n_rows + TILE_ROWS_MOST - 1) / TILE_ROWS_MOST, r = 0;
+    int32_t parts = (t->n_rows + TILE_ROWS_MOST - 1) / TILE_ROWS_MOST, r = 0, left = block_bytes(type) / 64;
     for (; parts > 0; parts--) {
+        const int32_t       lines = (left + parts - 1) / parts;
         int32_t             rows = (t->n_rows - r + parts - 1) / parts;
         const float *const *x = t->x + r;
         float              *y = sums + r * NIB_CPU_TILE_OUTS;
@@ -190,7 +191,8 @@ BODY void panel_all_rows(const int type, const struct nib_cpu_tile *t, int64_t k
             TILE_ROWS_CASES(PANEL_ROWS)
         }
         r += rows;
-        next = NULL;
+        next += n * lines * 64;
+        left -= lines;
     }
 }
 

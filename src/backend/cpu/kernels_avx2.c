@@ -13,6 +13,8 @@
  * well: 6 rows are 12 chains, and 8 loads feed 12 operations. */
 #define VEC_BYTES        32
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm256_fmadd_ps((__m256)(b), (__m256)(c), (__m256)(a)))
+#define CODES_ROWS       4
+#define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
 /* Keep a value in a register. */
 #define VEC_KEEP(v)      __asm__("" : "+x"(v))
 #define DOT_ROWS         2

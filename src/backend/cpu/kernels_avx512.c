@@ -11,6 +11,8 @@
 /* One register is a channel of a panel: 12 rows are 12 chains, each fed by a number from memory. */
 #define VEC_BYTES        64
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
+#define CODES_ROWS       8
+#define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #define VEC_KEEP(v)
 #define DOT_ROWS         4
 #define DOT_OUTS         4
@@ -39,6 +41,13 @@
 
 /* 16-bit sums of 8 channels: at most 8 * 24 * 127 = 24384. */
 typedef u8_vec code_sum;
+
+/* Sums of 16 bits have no room for the row's fix: it comes at the end. */
+BODY void codes_start(code_sum *sum, int32_t fix)
+{
+    (void)fix;
+    *sum = (code_sum){0};
+}
 
 /* Four channels of a row meet those of each output. */
 BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)

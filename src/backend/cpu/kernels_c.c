@@ -8,6 +8,8 @@
  * 16 registers. */
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) += (b) * (c))
+#define CODES_ROWS       4
+#define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
 #define VEC_KEEP(v)
 #define DOT_ROWS         2
 #define DOT_OUTS         1
@@ -36,6 +38,13 @@ BODY void doubled_codes(const i8x16 *nibbles, i8x16 *out)
 
 /* 16-bit sums of 8 channels: at most 8 * 24 * 127 = 24384. */
 typedef i16x8 code_sum;
+
+/* Sums of 16 bits have no room for the row's fix: it comes at the end. */
+BODY void codes_start(code_sum *sum, int32_t fix)
+{
+    (void)fix;
+    *sum = (code_sum){0};
+}
 
 /* Four channels of a row meet those of each output. */
 BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)

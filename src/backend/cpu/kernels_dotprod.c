@@ -9,6 +9,8 @@
 
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) = (vec)vfmaq_f32((float32x4_t)(a), (float32x4_t)(b), (float32x4_t)(c)))
+#define CODES_ROWS       4
+#define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
 
 /* Of the bodies only what the integer products need is used. */
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -31,6 +33,8 @@ BODY void doubled_codes(const i8x16 *nibbles, i8x16 *out)
 
 typedef ivec code_sum;
 
+BODY void codes_start(code_sum *sum, int32_t fix) { *sum = (ivec){fix, fix, fix, fix}; }
+
 /* Four channels of a row meet those of each output. Biased codes are at most 24, so they are signed bytes as well. */
 BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 {
@@ -41,7 +45,8 @@ BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 
 BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
-    *f = (vec)vcvtq_f32_s32(vaddq_s32((int32x4_t)*sum, vdupq_n_s32(fix)));
+    (void)fix;
+    *f = (vec)vcvtq_f32_s32((int32x4_t)*sum);
 }
 
 #include "backend/cpu/body_panel.h"

@@ -10,6 +10,8 @@
 /* 16 lanes are 4 of 32 registers: 3 rows by 2 outputs of them. A channel of a panel is 4 too: 6 rows are 24 chains. */
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) = (vec)vfmaq_f32((float32x4_t)(a), (float32x4_t)(b), (float32x4_t)(c)))
+#define CODES_ROWS       4
+#define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
 #define VEC_KEEP(v)
 #define DOT_ROWS         3
 #define DOT_OUTS         2
@@ -36,6 +38,13 @@ BODY void doubled_codes(const i8x16 *nibbles, i8x16 *out)
 
 /* 16-bit sums of 8 channels, even and odd ones: at most 8 * 24 * 127 = 24384. */
 typedef i16x8 code_sum;
+
+/* Sums of 16 bits have no room for the row's fix: it comes at the end. */
+BODY void codes_start(code_sum *sum, int32_t fix)
+{
+    (void)fix;
+    *sum = (code_sum){0};
+}
 
 /* Four channels of a row meet those of each output. */
 BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)

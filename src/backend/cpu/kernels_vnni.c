@@ -9,6 +9,8 @@
 
 #define VEC_BYTES        64
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
+#define CODES_ROWS       8
+#define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 
 /* Of the bodies only what the integer products need is used. */
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -26,6 +28,8 @@
 
 typedef ivec code_sum;
 
+BODY void codes_start(code_sum *sum, int32_t fix) { *sum = (ivec)_mm512_set1_epi32(fix); }
+
 /* Four channels of a row meet those of each output. */
 BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 {
@@ -36,7 +40,8 @@ BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 
 BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
-    *f = (vec)_mm512_cvtepi32_ps(_mm512_add_epi32((__m512i)*sum, _mm512_set1_epi32(fix)));
+    (void)fix;
+    *f = (vec)_mm512_cvtepi32_ps((__m512i)*sum);
 }
 
 #include "backend/cpu/body_packed.h"
