@@ -22,12 +22,19 @@ static enum nib_status check_range(const char *name, int64_t found, int64_t low,
                          high);
 }
 
+static enum nib_act_quant auto_act_quant(const struct nib_options *o)
+{
+    const struct nib_backend_api   *api = nib_backend_find(o->backend);
+    const struct nib_backend_config c = {.cpu_mask = o->cpu_mask, .cpu_level = o->cpu};
+    return api->prefers_int8 && api->prefers_int8(&c) ? NIB_ACT_QUANT_INT8 : NIB_ACT_QUANT_NONE;
+}
+
 /* The release is one fixed set of roundings. A caller that left kv and act_quant at their defaults gets them. */
 static enum nib_status resolve_numerics(struct nib_options *o, struct nib_error *err)
 {
     if (o->numerics == NIB_NUMERICS_MODEL) {
         if (o->act_quant == NIB_ACT_QUANT_AUTO)
-            o->act_quant = NIB_ACT_QUANT_NONE;
+            o->act_quant = auto_act_quant(o);
         return NIB_OK;
     }
     if (o->act_quant != NIB_ACT_QUANT_AUTO && o->act_quant != NIB_ACT_QUANT_FP8)

@@ -48,6 +48,21 @@ static void test_masks(void **state)
     assert_string_equal(err.text, "cpu level 'vnni' was asked for, but this machine's best level is 'avx2'");
 }
 
+/* Integer rows are the default with VNNI alone. */
+static void test_prefers_int8(void **state)
+{
+    (void)state;
+    assert_true(nib_cpu_prefers_int8(NIB_CPU_AVX2 | NIB_CPU_AVX512 | NIB_CPU_VNNI));
+    assert_false(nib_cpu_prefers_int8(NIB_CPU_AVX2 | NIB_CPU_AVX512));
+    assert_false(nib_cpu_prefers_int8(NIB_CPU_NEON | NIB_CPU_DOTPROD));
+    assert_false(nib_cpu_prefers_int8(0));
+    const struct nib_backend_config least = {.cpu_mask = ~0u, .cpu_level = "c"}, masked = {.cpu_mask = NIB_CPU_AVX2};
+    assert_false(nib_backend_cpu.prefers_int8(&least));
+    assert_false(nib_backend_cpu.prefers_int8(&masked));
+    const struct nib_backend_config all = {.cpu_mask = ~0u};
+    assert_int_equal(nib_backend_cpu.prefers_int8(&all), (nib_cpu_flags_detect() & NIB_CPU_VNNI) != 0);
+}
+
 /* Each level of this machine gets its own table; a larger mask never a lower one. */
 static void test_tables(void **state)
 {
@@ -91,7 +106,8 @@ static void test_orders(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_masks), cmocka_unit_test(test_tables),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_masks), cmocka_unit_test(test_prefers_int8),
+                                       cmocka_unit_test(test_tables),
                                        cmocka_unit_test(test_orders)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

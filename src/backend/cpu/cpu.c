@@ -192,6 +192,18 @@ static enum nib_status dims_check(const struct nib_dims *d, struct nib_error *er
     return NIB_OK;
 }
 
+/* Products of bytes are a fourth of what the same products cost in fp32 where one instruction sums four of them, and about the
+ * same elsewhere. */
+bool nib_cpu_prefers_int8(unsigned flags) { return flags & NIB_CPU_VNNI; }
+
+static bool prefers_int8(const struct nib_backend_config *c)
+{
+    unsigned flags = nib_cpu_flags_detect() & c->cpu_mask, level = ~0u;
+    if (c->cpu_level && nib_cpu_level_mask(c->cpu_level, flags, &level, NULL) != NIB_OK)
+        return false;
+    return nib_cpu_prefers_int8(flags & level);
+}
+
 static enum nib_status backend_open(const struct nib_backend_config *c, struct nib_backend **out, struct nib_error *err)
 {
     *out = NULL;
@@ -263,6 +275,7 @@ const struct nib_backend_api nib_backend_cpu = {
     .download = copy,
     .copy = copy,
     .synchronise = synchronise,
+    .prefers_int8 = prefers_int8,
     .weight_bytes = nib_cpu_weight_bytes,
     .weight_pack = nib_cpu_weight_pack,
     .weight_free = nib_cpu_weight_free,

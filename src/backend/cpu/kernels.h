@@ -150,6 +150,8 @@ struct nib_cpu_kernels {
 /* Features of this machine that the library has kernels for and that its system supports. */
 unsigned nib_cpu_flags_detect(void);
 void     nib_cpu_kernels_init(struct nib_cpu_kernels *k, unsigned flags);
+/* Whether a machine with these features multiplies integer rows so much faster that they are the default. */
+bool nib_cpu_prefers_int8(unsigned flags);
 /* The features of a level by name ("c", "avx2", "avx512", "vnni", "neon", "dotprod") and of those below it. An error for an
  * unknown name, and for one that needs more than the machine has. */
 enum nib_status nib_cpu_level_mask(const char *name, unsigned has, unsigned *mask, struct nib_error *err);
