@@ -109,8 +109,8 @@ enum nib_status nib_cuda_wide_experts(struct nib_stream *s, const struct nib_moe
     struct nib_cuda_moe_scratch *m = &s->moe;
     struct room                  r = room_of(a, n);
     int32_t                      pairs = n * a->top_k, n_blocks = a->x.cols / kBlockCols;
-    struct nib_pairs  list = {m->chosen, m->segment, m->n_segments, m->pair, m->place, NULL, pairs, a->n_experts,
-                              kWideRows};
+    struct nib_pairs  list = {m->chosen, m->segment, m->n_segments, m->pair, m->place, NULL, NULL, pairs, a->n_experts,
+                              kWideRows, kWideRows, 0};
     uint16_t         *image = (uint16_t *)m->y, *inner = m->parts;
     struct nib_wide_experts e;
     memset(&e, 0, sizeof e);
