@@ -1,8 +1,9 @@
 #!/bin/sh
-# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long|sm100a|sm120a [long]]. Lines: op, seed, cases. The seeds are
-# fixed because cases differ a hundredfold in cost; long takes fresh seeds, schedules in random order and more cases. sm100a, sm120a:
-# quantised rows and weights on a card of compute capability 10.0, or 12.0, where every kernel for them must have been launched; with a
-# second `long` each kernel is left out once, which the self-test must see.
+# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long [many|OP]|sm100a|sm120a [long]]. Lines: op, seed, cases.
+# The seeds are fixed because cases differ a hundredfold in cost; long takes fresh seeds, schedules in random order and more cases: of all
+# ops; `many` rows on a card of compute capability 12.0; or one op's kernels on a card of 10.3. sm100a, sm120a: quantised rows and weights
+# on a card of 10.0, or 12.0, where every kernel for them must have been launched; with a second `long` each kernel is left out once,
+# which the self-test must see.
 set -e
 program=$1
 if [ "$2" = sm100a ] || [ "$2" = sm120a ]; then
@@ -59,17 +60,23 @@ fi
 if [ "$2" = long ]; then
     seed=$(date +%s)
     echo "opcheck.sh: seed $seed"
-    for op in embed norm linear q_rope kv_insert compress index_select attend o_a moe hc_pre hc_post hc_head head mtp_join copy_rows sample; do
-        NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op $op --n 4
-    done
-    for op in linear index_select attend o_a moe; do # within the memory of a card of 12.x
-        NIB_PTXSIM_CARD=120 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op $op --n 15 --rows many
-    done
-    for op in norm linear moe attend index_select; do
-        for format in nvfp4 fp8; do
-            NIB_PTXSIM_CARD=103 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --format $format --seed "$seed" --op $op --n 12
+    case $3 in
+    '')
+        for op in embed norm linear q_rope kv_insert compress index_select attend o_a moe hc_pre hc_post hc_head head mtp_join copy_rows sample; do
+            NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op $op --n 4
         done
-    done
+        ;;
+    many)
+        for op in linear index_select attend o_a moe; do # within the memory of a card of 12.x
+            NIB_PTXSIM_CARD=120 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op $op --n 15 --rows many
+        done
+        ;;
+    *)
+        for format in nvfp4 fp8; do
+            NIB_PTXSIM_CARD=103 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --format $format --seed "$seed" --op "$3" --n 12
+        done
+        ;;
+    esac
     exit 0
 fi
 while read -r op seed cases more; do

@@ -215,12 +215,17 @@ NIB_DEVICE void write_tiles(const struct nib_sm100a_experts_args &a, int32_t n_g
 
 /* ---- What comes last ---- */
 
-/* Until all tiles of the grid are written. By the whole block; one warp asks. */
+/* Until all tiles of the grid are written. By the whole block; one warp asks, and pauses between questions for as long
+ * as an answer takes to come anyway, so that the blocks which still count their tiles are not kept from that word. */
 NIB_DEVICE void wait_for_all(const struct nib_sm100a_experts_args &a, int32_t n_tiles, uint32_t warp)
 {
     int32_t n = 0;
-    while (warp == 0 && n < n_tiles)
+    while (warp == 0) {
         asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(n) : "l"(a.n_done) : "memory");
+        if (n >= n_tiles)
+            break;
+        __nanosleep(100);
+    }
     __syncthreads();
 }
 
