@@ -1,7 +1,7 @@
 #!/bin/sh
-# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long [many|OP]|sm100a|sm120a [long]]. Lines: op, seed, cases.
+# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long [OP [many]]|sm100a|sm120a [long]]. Lines: op, seed, cases.
 # The seeds are fixed because cases differ a hundredfold in cost; long takes fresh seeds, schedules in random order and more cases: of all
-# ops; `many` rows on a card of compute capability 12.0; or one op's kernels on a card of 10.3. sm100a, sm120a: quantised rows and weights
+# ops; or one op's kernels on a card of 10.3, with `many` rows on one of 12.0. sm100a, sm120a: quantised rows and weights
 # on a card of 10.0, or 12.0, where every kernel for them must have been launched; with a second `long` each kernel is left out once,
 # which the self-test must see.
 set -e
@@ -60,16 +60,14 @@ fi
 if [ "$2" = long ]; then
     seed=$(date +%s)
     echo "opcheck.sh: seed $seed"
-    case $3 in
-    '')
+    case $4/$3 in
+    /)
         for op in embed norm linear q_rope kv_insert compress index_select attend o_a moe hc_pre hc_post hc_head head mtp_join copy_rows sample; do
             NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op $op --n 4
         done
         ;;
-    many)
-        for op in linear index_select attend o_a moe; do # within the memory of a card of 12.x
-            NIB_PTXSIM_CARD=120 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op $op --n 15 --rows many
-        done
+    many/*) # within the memory of a card of 12.x
+        NIB_PTXSIM_CARD=120 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op "$3" --n 15 --rows many
         ;;
     *)
         for format in nvfp4 fp8; do
