@@ -1,6 +1,6 @@
-/* The sm_120a products on a card that lacks their instruction, which is emulated (emulated/): packing, copies,
+/* The sm_120a products on a card that lacks their instructions, which are emulated (emulated/): packing, copies,
  * pipeline, gathering of rows, slices of k, SwiGLU and stores are the kernels' own. Each result is held to sums over
- * the operands' values, the four kernels to the same bits. Usage:
+ * the operands' values, the kernels of a format to the same bits. Usage:
  *
  *   parts_sm120a [small]     small: problems for compute-sanitizer
  *
@@ -21,13 +21,62 @@ void nib_sm120a_linear_128(struct nib_sm120a_linear_args a);
 void nib_sm120a_linear_32(struct nib_sm120a_linear_args a);
 void nib_sm120a_decode_8(struct nib_sm120a_linear_args a);
 void nib_sm120a_decode_16(struct nib_sm120a_linear_args a);
+void nib_sm120a_pack_fp8(struct nib_sm120a_pack_args a);
+void nib_sm120a_fp8_8(struct nib_sm120a_linear_args a);
+void nib_sm120a_fp8_16(struct nib_sm120a_linear_args a);
+void nib_sm120a_fp8_64(struct nib_sm120a_linear_args a);
+void nib_sm120a_pack_mxfp4(struct nib_sm120a_pack_args a);
+void nib_sm120a_mxfp4_8(struct nib_sm120a_linear_args a);
+void nib_sm120a_mxfp4_16(struct nib_sm120a_linear_args a);
+void nib_sm120a_mxfp4_64(struct nib_sm120a_linear_args a);
 
-enum { EXPERTS = 5, GAP = 8 };
+enum { EXPERTS = 5, GAP = 8, KERNELS = 4 };
+
+/* The kernels of a format of weights; products end with tile_rows 0. */
+static const struct {
+    const char *name;
+    const void *pack;
+    struct {
+        int32_t     tile_rows;
+        const void *kernel;
+    } product[KERNELS + 1];
+} formats[] = {[NIB_SM120A_NVFP4] = {"NVFP4",
+                                     (const void *)nib_sm120a_pack,
+                                     {{8, (const void *)nib_sm120a_decode_8},
+                                      {16, (const void *)nib_sm120a_decode_16},
+                                      {32, (const void *)nib_sm120a_linear_32},
+                                      {128, (const void *)nib_sm120a_linear_128}}},
+               [NIB_SM120A_FP8] = {"FP8",
+                                   (const void *)nib_sm120a_pack_fp8,
+                                   {{8, (const void *)nib_sm120a_fp8_8},
+                                    {16, (const void *)nib_sm120a_fp8_16},
+                                    {NIB_SM120A_MX_ROWS, (const void *)nib_sm120a_fp8_64}}},
+               [NIB_SM120A_MXFP4] = {"MXFP4",
+                                     (const void *)nib_sm120a_pack_mxfp4,
+                                     {{8, (const void *)nib_sm120a_mxfp4_8},
+                                      {16, (const void *)nib_sm120a_mxfp4_16},
+                                      {NIB_SM120A_MX_ROWS, (const void *)nib_sm120a_mxfp4_64}}}};
 
 struct problem {
-    int32_t n_rows, n_out, n_in, n_parts;
-    bool    experts, f32;
+    enum nib_sm120a_format format;
+    int32_t                n_rows, n_out, n_in, n_parts;
+    bool                   experts, f32;
 };
+
+/* Bytes as stored: of a row of x, of one matrix of weights. */
+struct sizes {
+    size_t x_codes, x_scales, w_codes, w_scales;
+};
+
+static struct sizes sizes_of(const struct problem *p)
+{
+    size_t in = (size_t)p->n_in, out = (size_t)p->n_out, tiles = (in + 127) / 128;
+    if (p->format == NIB_SM120A_NVFP4)
+        return (struct sizes){in / 2, in / 16, out * in / 2, out * in / 16};
+    if (p->format == NIB_SM120A_FP8)
+        return (struct sizes){in, tiles, out * in, (out + 127) / 128 * tiles};
+    return (struct sizes){in, tiles, out * in / 2, out * in / 32};
+}
 
 /* Operands on the host; rows of x are n_rows / 2 + 1, taken through pairs, if there are experts. */
 struct data {
@@ -64,11 +113,14 @@ static void *room(size_t bytes)
     return p;
 }
 
-static uint8_t *draw_bytes(size_t n, uint32_t first, uint32_t span)
+static uint8_t *draw_bytes(size_t n, uint32_t first, uint32_t span, bool is_e4m3)
 {
     uint8_t *p = room(n);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         p[i] = (uint8_t)(first + draw() % span);
+        if (is_e4m3 && (p[i] & 0x7f) == 0x7f) /* NaN */
+            p[i] = 0x38;
+    }
     return p;
 }
 
@@ -84,16 +136,20 @@ static void *on_card(const void *from, size_t bytes)
 static struct data make(const struct problem *p)
 {
     struct data d = {.n_x = p->experts ? p->n_rows / 2 + 1 : p->n_rows, .n_stack = p->experts ? EXPERTS : 1};
-    size_t      half = (size_t)p->n_in / 2, rows = (size_t)d.n_x;
-    size_t      w_rows = (size_t)d.n_stack * (size_t)p->n_parts * (size_t)p->n_out;
-    d.x_codes = draw_bytes(rows * half, 0, 256);
-    d.x_scales = draw_bytes(rows * half / 8, 0x28, 0x30);
-    d.w_codes = draw_bytes(w_rows * half, 0, 256);
-    d.w_scales = draw_bytes(w_rows * half / 8, 0x28, 0x30);
+    bool         nvfp4 = p->format == NIB_SM120A_NVFP4;
+    struct sizes b = sizes_of(p);
+    size_t       rows = (size_t)d.n_x, matrices = (size_t)d.n_stack * (size_t)p->n_parts;
+    uint32_t     scale = nvfp4 ? 0x28 : 112, span = nvfp4 ? 0x30 : 12;
+    d.x_codes = draw_bytes(rows * b.x_codes, 0, 256, !nvfp4);
+    d.x_scales = draw_bytes(rows * b.x_scales, scale, span, false);
+    d.w_codes = draw_bytes(matrices * b.w_codes, 0, 256, p->format == NIB_SM120A_FP8);
+    d.w_scales = draw_bytes(matrices * b.w_scales, scale, span, false);
     d.row_scale = room(rows * sizeof *d.row_scale);
     for (size_t i = 0; i < rows; i++)
         d.row_scale[i] = ldexpf(1.0f + (float)(draw() % 1000) / 1000.0f, -6);
     d.row_scale[rows / 2] = NAN;
+    if (!nvfp4)
+        memset(d.x_scales + rows / 2 * b.x_scales, 255, b.x_scales);
     d.pair = room((size_t)p->n_rows * sizeof *d.pair);
     d.expert = room((size_t)p->n_rows * sizeof *d.expert);
     for (int32_t t = 0; t < p->n_rows; t++) {
@@ -139,9 +195,15 @@ static void launch(const void *kernel, const struct nib_blackwell_launch *l, voi
 
 static void pack(const struct problem *p, const struct data *d, struct pool *pool, struct nib_sm120a_linear *l)
 {
-    size_t   one = (size_t)p->n_out * (size_t)p->n_in / 2, all = one * (size_t)(d->n_stack * p->n_parts);
-    size_t   codes = (size_t)nib_sm120a_code_bytes(p->n_out, p->n_in, p->n_parts), scales = codes / 8;
-    uint8_t *stored = put(pool, d->w_codes, all), *stored_scales = put(pool, d->w_scales, all / 8);
+    bool         nvfp4 = p->format == NIB_SM120A_NVFP4;
+    struct sizes b = sizes_of(p);
+    size_t       matrices = (size_t)(d->n_stack * p->n_parts);
+    size_t       codes = (size_t)(nvfp4 ? nib_sm120a_code_bytes(p->n_out, p->n_in, p->n_parts)
+                                        : nib_sm120a_mx_code_bytes(p->n_out, p->n_in, p->format));
+    size_t       scales = (size_t)(nvfp4 ? nib_sm120a_scale_bytes(p->n_out, p->n_in, p->n_parts)
+                                         : nib_sm120a_mx_scale_bytes(p->n_out, p->n_in));
+    uint8_t     *stored = put(pool, d->w_codes, matrices * b.w_codes);
+    uint8_t     *stored_scales = put(pool, d->w_scales, matrices * b.w_scales);
     uint8_t *packed = put(pool, NULL, codes * (size_t)d->n_stack);
     uint8_t *packed_scales = put(pool, NULL, scales * (size_t)d->n_stack);
     for (int32_t e = 0; e < d->n_stack; e++) {
@@ -152,11 +214,14 @@ static void pack(const struct problem *p, const struct data *d, struct pool *poo
                                          .n_in = p->n_in,
                                          .n_parts = p->n_parts};
         for (int32_t part = 0; part < p->n_parts; part++) {
-            a.stored[part] = stored + (size_t)(e * p->n_parts + part) * one;
-            a.stored_scales[part] = stored_scales + (size_t)(e * p->n_parts + part) * one / 8;
+            a.stored[part] = stored + (size_t)(e * p->n_parts + part) * b.w_codes;
+            a.stored_scales[part] = stored_scales + (size_t)(e * p->n_parts + part) * b.w_scales;
         }
-        nib_sm120a_pack_plan(&a, &plan);
-        launch((const void *)nib_sm120a_pack, &plan, &a);
+        if (nvfp4)
+            nib_sm120a_pack_plan(&a, &plan);
+        else
+            nib_sm120a_mx_pack_plan(&a, p->format, &plan);
+        launch(formats[p->format].pack, &plan, &a);
     }
     l->w_codes = packed;
     l->w_scales = packed_scales;
@@ -164,12 +229,14 @@ static void pack(const struct problem *p, const struct data *d, struct pool *poo
 
 static void rows_up(const struct problem *p, const struct data *d, struct pool *pool, struct nib_sm120a_linear *l)
 {
-    size_t half = (size_t)p->n_in / 2, stride = (half + 63) / 64 * 64, s_stride = (half / 8 + 63) / 64 * 64;
+    struct sizes b = sizes_of(p);
+    size_t       stride = (b.x_codes + 63) / 64 * 64, s_stride = (b.x_scales + 63) / 64 * 64;
     /* What lies between rows stays unwritten: initcheck would see it read. */
     uint8_t *codes = put(pool, NULL, (size_t)d->n_x * stride), *scales = put(pool, NULL, (size_t)d->n_x * s_stride);
     for (size_t t = 0; t < (size_t)d->n_x; t++) {
-        ok(cudaMemcpyAsync(codes + t * stride, d->x_codes + t * half, half, cudaMemcpyHostToDevice, NULL), "codes");
-        ok(cudaMemcpyAsync(scales + t * s_stride, d->x_scales + t * half / 8, half / 8, cudaMemcpyHostToDevice, NULL),
+        ok(cudaMemcpyAsync(codes + t * stride, d->x_codes + t * b.x_codes, b.x_codes, cudaMemcpyHostToDevice, NULL),
+           "codes");
+        ok(cudaMemcpyAsync(scales + t * s_stride, d->x_scales + t * b.x_scales, b.x_scales, cudaMemcpyHostToDevice, NULL),
            "scales");
     }
     l->x_codes = codes;
@@ -199,11 +266,9 @@ static void groups_up(const struct problem *p, const struct data *d, struct pool
 }
 
 /* y [n_rows][n_out + GAP], the gap 0xff. Freed by the caller. */
-static uint8_t *run(const struct problem *p, const struct data *d, int32_t tile_rows)
+static uint8_t *run(const struct problem *p, const struct data *d, int32_t tile_rows, const void *kernel)
 {
-    const void *const        kernels[4] = {(const void *)nib_sm120a_decode_8, (const void *)nib_sm120a_decode_16,
-                                           (const void *)nib_sm120a_linear_32, (const void *)nib_sm120a_linear_128};
-    struct pool              pool = {.n = 0};
+    struct pool                 pool = {.n = 0};
     struct nib_blackwell_launch plan;
     struct nib_sm120a_linear_args args;
     char                          error[200];
@@ -223,11 +288,12 @@ static uint8_t *run(const struct problem *p, const struct data *d, int32_t tile_
         groups_up(p, d, &pool, &l);
     l.y = put(&pool, NULL, bytes);
     ok(cudaMemset(l.y, 0xff, bytes), "cudaMemset");
-    if (!nib_sm120a_linear_plan(&l, &args, &plan, error, sizeof error)) {
+    if (!(p->format == NIB_SM120A_NVFP4 ? nib_sm120a_linear_plan(&l, &args, &plan, error, sizeof error)
+                                        : nib_sm120a_mx_plan(&l, p->format, &args, &plan, error, sizeof error))) {
         fprintf(stderr, "parts_sm120a: %s\n", error);
         exit(1);
     }
-    launch(kernels[tile_rows == 8 ? 0 : tile_rows == 16 ? 1 : tile_rows == 32 ? 2 : 3], &plan, &args);
+    launch(kernel, &plan, &args);
     uint8_t *y = room(bytes);
     ok(cudaMemcpyAsync(y, l.y, bytes, cudaMemcpyDeviceToHost, NULL), "cudaMemcpyAsync");
     ok(cudaStreamSynchronize(NULL), plan.kernel);
@@ -249,10 +315,47 @@ static double ue4m3(uint32_t code)
     return code < 8 ? ldexp(code, -9) : ldexp(8 + (double)(code & 7), (int)(code >> 3) - 10);
 }
 
+static double e4m3(uint32_t code)
+{
+    return code & 0x80 ? -ue4m3(code & 0x7f) : ue4m3(code);
+}
+
+static double ue8m0(uint32_t code)
+{
+    return code == 255 ? (double)NAN : ldexp(1, (int)code - 127);
+}
+
+/* sum_of() for FP8 rows. */
+static double mx_sum_of(const struct problem *p, const struct data *d, int32_t x_row, int64_t w_row, double *most)
+{
+    struct sizes   b = sizes_of(p);
+    bool           fp8 = p->format == NIB_SM120A_FP8;
+    int64_t        o = w_row % p->n_out;
+    const uint8_t *x = d->x_codes + (size_t)x_row * b.x_codes, *x_scales = d->x_scales + (size_t)x_row * b.x_scales;
+    const uint8_t *w = d->w_codes + (size_t)(w_row / p->n_out) * b.w_codes;
+    const uint8_t *w_scales = d->w_scales + (size_t)(w_row / p->n_out) * b.w_scales;
+    double         sum = 0;
+    *most = 0;
+    for (int64_t b32 = 0; b32 < p->n_in / 32; b32++) {
+        int64_t tile = b32 / 4;
+        double  scale = ue8m0(x_scales[tile]) * ue8m0(fp8 ? w_scales[o / 128 * ((p->n_in + 127) / 128) + tile]
+                                                          : w_scales[o * (p->n_in / 32) + b32]);
+        for (int64_t k = b32 * 32; k < b32 * 32 + 32; k++) {
+            int64_t at = o * p->n_in + k;
+            double  v = e4m3(x[k]) * scale * (fp8 ? e4m3(w[at]) : e2m1((unsigned)w[at / 2] >> (at % 2 * 4) & 15u));
+            sum += v;
+            *most += fabs(v);
+        }
+    }
+    return sum;
+}
+
 /* The sum and that of its terms' magnitudes. */
 static double sum_of(const struct problem *p, const struct data *d, int32_t x_row, int64_t w_row, double *most)
 {
     double sum = 0;
+    if (p->format != NIB_SM120A_NVFP4)
+        return mx_sum_of(p, d, x_row, w_row, most);
     *most = 0;
     for (int64_t b = 0; b < p->n_in / 16; b++) {
         double         part = 0;
@@ -275,10 +378,11 @@ static bool right(const struct problem *p, const struct data *d, const uint8_t *
     int64_t at = t * (int64_t)(p->n_out + GAP) + o;
     for (int32_t part = 0; part < p->n_parts; part++) {
         int64_t w_row = ((int64_t)d->expert[t] * p->n_parts + part) * p->n_out + o;
-        double  scale = (double)d->row_scale[x_row] * alpha[part];
+        bool    nvfp4 = p->format == NIB_SM120A_NVFP4;
+        double  scale = (nvfp4 ? (double)d->row_scale[x_row] : 1) * alpha[part];
         v[part] = sum_of(p, d, x_row, w_row, &most) * scale;
-        /* A rounding for each 64 values, each slice, and three of the scales. */
-        bound[part] = (p->n_in / 64 + NIB_SM120A_SLICES + 4) * 0x1p-24 * most * fabs(scale);
+        /* A rounding for each instruction, each slice, and three of the scales. */
+        bound[part] = (p->n_in / (nvfp4 ? 64 : 32) + NIB_SM120A_SLICES + 4) * 0x1p-24 * most * fabs(scale);
     }
     if (p->f32) {
         float f;
@@ -303,17 +407,17 @@ static bool right(const struct problem *p, const struct data *d, const uint8_t *
 
 static void check(const struct problem *p)
 {
-    static const int32_t tiles[4] = {8, 16, 32, 128};
     struct data          d = make(p);
     uint8_t             *first = NULL;
     size_t               size = p->f32 ? 4 : 2, row = (size_t)(p->n_out + GAP) * size;
     bool                 good = true;
-    for (int i = 0; i < 4; i++) {
-        uint8_t *y = run(p, &d, tiles[i]);
+    for (int i = 0; formats[p->format].product[i].tile_rows; i++) {
+        int32_t  tile_rows = formats[p->format].product[i].tile_rows;
+        uint8_t *y = run(p, &d, tile_rows, formats[p->format].product[i].kernel);
         if (!first)
             first = y;
         else if (memcmp(first, y, (size_t)p->n_rows * row) != 0)
-            good = false, printf("tiles of %d rows give other bits\n", tiles[i]);
+            good = false, printf("tiles of %d rows give other bits\n", tile_rows);
         if (y != first)
             free(y);
     }
@@ -328,8 +432,8 @@ static void check(const struct problem *p)
     uint64_t hash = 1469598103934665603u;
     for (size_t i = 0; i < (size_t)p->n_rows * row; i++)
         hash = (hash ^ first[i]) * 1099511628211u;
-    printf("%d rows, [%d, %d] x %d%s%s: %s, %016llx\n", p->n_rows, p->n_out, p->n_in, p->n_parts,
-           p->experts ? ", experts" : "", p->f32 ? ", fp32" : ", bf16", good ? "ok" : "FAILED",
+    printf("%s: %d rows, [%d, %d] x %d%s%s: %s, %016llx\n", formats[p->format].name, p->n_rows, p->n_out, p->n_in,
+           p->n_parts, p->experts ? ", experts" : "", p->f32 ? ", fp32" : ", bf16", good ? "ok" : "FAILED",
            (unsigned long long)hash);
     *(good ? &g_passed : &g_failed) += 1;
     free(first);
@@ -338,13 +442,21 @@ static void check(const struct problem *p)
 
 int main(int argc, char **argv)
 {
-    static const struct problem small[] = {{1, 40, 160, 1, false, true},
-                                           {19, 136, 1568, 1, false, false},
-                                           {37, 72, 544, 2, true, true}},
-                                large[] = {{130, 200, 2336, 1, false, true},
-                                           {300, 1024, 1536, 1, false, false},
-                                           {96, 512, 1024, 2, true, true},
-                                           {16, 520, 7168, 2, false, false}};
+    static const struct problem small[] = {{NIB_SM120A_NVFP4, 1, 40, 160, 1, false, true},
+                                           {NIB_SM120A_NVFP4, 19, 136, 1568, 1, false, false},
+                                           {NIB_SM120A_NVFP4, 37, 72, 544, 2, true, true},
+                                           {NIB_SM120A_FP8, 19, 136, 1184, 1, false, false},
+                                           {NIB_SM120A_FP8, 37, 72, 544, 1, true, true},
+                                           {NIB_SM120A_MXFP4, 19, 136, 1184, 1, false, false},
+                                           {NIB_SM120A_MXFP4, 37, 72, 544, 1, true, true}},
+                                large[] = {{NIB_SM120A_NVFP4, 130, 200, 2336, 1, false, true},
+                                           {NIB_SM120A_NVFP4, 300, 1024, 1536, 1, false, false},
+                                           {NIB_SM120A_NVFP4, 96, 512, 1024, 2, true, true},
+                                           {NIB_SM120A_NVFP4, 16, 520, 7168, 2, false, false},
+                                           {NIB_SM120A_FP8, 130, 136, 2080, 1, false, true},
+                                           {NIB_SM120A_FP8, 150, 256, 512, 1, true, false},
+                                           {NIB_SM120A_MXFP4, 130, 136, 2080, 1, false, true},
+                                           {NIB_SM120A_MXFP4, 150, 256, 512, 1, true, false}};
     for (size_t i = 0; i < sizeof small / sizeof small[0]; i++)
         check(&small[i]);
     bool only_small = argc > 1 && strcmp(argv[1], "small") == 0;

@@ -445,8 +445,7 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
     enum nib_cuda_layout layout = layout_of(d, &codes, &scales);
     if (layout == NIB_CUDA_ATOMS || layout == NIB_CUDA_UNITS)
         NIB_TRY(nib_cuda_blackwell_ready(&b->stream, d->act, err));
-    if (d->act == NIB_ACT_FP8) /* as with --numerics release, whose queries are bf16 */
-        NIB_TRY(nib_cuda_blackwell_ops_ready(&b->stream, err));
+    NIB_TRY(nib_cuda_blackwell_ops_ready(&b->stream, d->act, err));
     struct nib_cuda_weight *w = calloc(1, sizeof *w);
     float                  *alpha = malloc(n * sizeof *alpha);
     if (!w || !alpha) {

@@ -259,8 +259,9 @@ enum nib_status nib_cuda_blackwell_open(struct nib_stream *s, struct nib_error *
 /* Before the first weight that multiplies rows of this format: the self-test of its kernels. Engines without such weights
  * never launch them. */
 enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, enum nib_act_format format, struct nib_error *err);
-/* Before the first weight with FP8 rows: the self-test of whole ops, without which those of any/ run. */
-enum nib_status nib_cuda_blackwell_ops_ready(struct nib_stream *s, struct nib_error *err);
+/* Before the first weight that multiplies rows of this format: the self-test of whole ops. Where it fails those of any/
+ * run, or nothing does if they do not fit the card. */
+enum nib_status nib_cuda_blackwell_ops_ready(struct nib_stream *s, enum nib_act_format format, struct nib_error *err);
 /* Whether device 0's family packs weights like these; its layout, bytes of one matrix's codes and scales. */
 bool nib_cuda_blackwell_packs(const struct nib_weight_desc *d, enum nib_cuda_layout *layout, size_t *codes, size_t *scales);
 /* Matrix i of such a weight from a copy of the stored bytes on the device. */

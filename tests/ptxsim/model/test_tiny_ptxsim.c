@@ -1,9 +1,10 @@
-/* The bundled model on a simulated card against ref, both with NVFP4 activations: 124 tokens in one step, then eight
+/* The bundled model on a simulated card against ref, both with NVFP4 activations, or the same model of FP8 and MXFP4
+ * weights with `release` numerics, whose activations are FP8: 124 tokens in one step, then eight
  * drawn greedily one at a time, so that windows, both kinds of compressed entries, the indexer's choice (8 of up to 33)
  * and routing by hash and by score all take part. The drawn tokens must be equal, and the mean loss of the prompt
  * within 0.005: codes of activations that flip on ties move single logits, not the mean.
  *
- *   test_tiny_ptxsim [TOKENS]   a shorter prompt, for a look by hand */
+ *   test_tiny_ptxsim [release] [TOKENS]   a shorter prompt, for a look by hand */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,20 +20,31 @@
 enum { PROMPT = 124, DRAWN = 8 };
 
 static int32_t g_prompt = PROMPT;
+static bool    g_release;
 
 /* The model with another index_topk: its config edited, the rest by links. */
 static void make_model(const char *dir)
 {
-    static const char *const linked[] = {"model.safetensors", "generation_config.json", "tokenizer.json",
-                                         "tokenizer_config.json"};
+    static const char *const bundled[] = {"model.safetensors", "generation_config.json", "tokenizer.json",
+                                          "tokenizer_config.json", NULL};
+    static const char *const official[] = {"model-00001-of-00002.safetensors",
+                                           "model-00002-of-00002.safetensors",
+                                           "model.safetensors.index.json",
+                                           "generation_config.json",
+                                           "tokenizer.json",
+                                           "tokenizer_config.json",
+                                           NULL};
+    const char *const *linked = g_release ? official : bundled;
+    const char        *at_home = g_release ? MODEL_OFFICIAL : MODEL_NVFP4;
     static const char        from[] = "\"index_topk\": 64,", to[] = "\"index_topk\": 8, ";
     char                     path[512], text[16384], source[512];
-    for (size_t i = 0; i < sizeof linked / sizeof *linked; i++) {
+    for (size_t i = 0; linked[i]; i++) {
         (void)snprintf(path, sizeof path, "%s/%s", dir, linked[i]);
-        (void)snprintf(source, sizeof source, MODEL_NVFP4 "/%s", linked[i]);
+        (void)snprintf(source, sizeof source, "%s/%s", at_home, linked[i]);
         assert_int_equal(symlink(source, path), 0);
     }
-    FILE *f = fopen(MODEL_NVFP4 "/config.json", "r");
+    (void)snprintf(source, sizeof source, "%s/config.json", at_home);
+    FILE *f = fopen(source, "r");
     assert_non_null(f);
     size_t n = fread(text, 1, sizeof text - 1, f);
     (void)fclose(f);
@@ -68,7 +80,10 @@ static struct pass run_pass(const char *dir, const char *backend, const int32_t 
     nib_options_init(&o);
     o.backend = backend;
     o.n_ctx = 256;
-    o.act_quant = NIB_ACT_QUANT_NVFP4;
+    if (g_release)
+        o.numerics = NIB_NUMERICS_RELEASE;
+    else
+        o.act_quant = NIB_ACT_QUANT_NVFP4;
     struct fixture f = fixture_open(dir, &o);
     double        *nll = calloc((size_t)n, sizeof *nll);
     float         *logits = malloc((size_t)f.vocab * sizeof *logits);
@@ -126,8 +141,9 @@ static void tiny(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc > 1)
-        g_prompt = (int32_t)strtol(argv[1], NULL, 10);
+    g_release = argc > 1 && strcmp(argv[1], "release") == 0;
+    if (argc > 1 + g_release)
+        g_prompt = (int32_t)strtol(argv[1 + g_release], NULL, 10);
     const struct CMUnitTest tests[] = {cmocka_unit_test(tiny)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,8 +8,8 @@
  *    does not take. Scratch goes into lay_out, with pointers of its own in struct nib_cuda_blackwell.
  *  - Another format of weights: let `packs` take it, `pack` lay it out, take_rows bring rows to where `multiply` reads
  *    them. Nothing above changes.
- *  - Its kernels have never run on hardware: add them to the family's `selftest`, which runs with the shared one. An op
- *    without weights of its own needs `nib_cuda_blackwell_ready` at open; whoever adds the first one calls it there. */
+ *  - Its kernels have never run on hardware: add them to the family's `selftest`, which runs with the shared one, or
+ *    before the first weight of an engine whose rows need no other (nib_cuda_blackwell_ops_ready). */
 #ifndef NIB_TABLE_BLACKWELL_H
 #define NIB_TABLE_BLACKWELL_H
 
@@ -92,7 +92,9 @@ struct nib_blackwell_family {
     /* Of what only this family has; NULL: nothing. As nib_cuda_blackwell_selftest(). */
     enum nib_status (*selftest)(struct nib_stream *s, char *why, size_t why_bytes);
 
-    /* Whole ops; NULL: those of any/. */
+    /* Whole ops; NULL: those of any/. ops_needed: those of any/ do not fit the card, so engines of all rows have the
+     * family's and none opens if they fail their self-test. */
+    bool ops_needed;
     enum nib_status (*q_rope)(struct nib_stream *s, const struct nib_q_rope_args *a);
     enum nib_status (*kv_insert)(struct nib_stream *s, const struct nib_kv_insert_args *a);
     enum nib_status (*index_select)(struct nib_stream *s, const struct nib_index_select_args *a);

@@ -165,13 +165,22 @@ NIB_DEVICE float nib_atoms_value(const struct nib_cuda_matrix &m, const uint8_t 
     return nvfp4 ? v * nib_e4m3_value(scale) : ldexpf(v, (int)scale - 127);
 }
 
-/* NVFP4 in units of 8 rows by 128 columns (sm120a/sm120a.h), one part. */
+/* Units of 8 rows by 128 columns (sm120a/sm120a.h), one part. Word j of a lane of row o % 8: of NVFP4 eight columns on end; of FP8
+ * and MXFP4 four, columns 16 apart from word to word, MXFP4 with two such words in one. */
 NIB_DEVICE float nib_units_value(const struct nib_cuda_matrix &m, const uint8_t *codes, const uint8_t *scales, int64_t o,
                                  int64_t k)
 {
-    int64_t unit = o / 8 * (((int64_t)m.n_in + 127) / 128) + k / 128, word = k % 128 / 8;
-    uint32_t code = (uint32_t)codes[unit * 512 + (o % 8 * 4 + word % 4) * 16 + word / 4 * 4 + k % 8 / 2] >> (k % 2 * 4);
-    return nib_e2m1_value(code) * nib_e4m3_value(scales[unit * 64 + o % 8 * 8 + k % 128 / 16]);
+    int64_t unit = o / 8 * (((int64_t)m.n_in + 127) / 128) + k / 128, g = o % 8, at = k % 128;
+    if (m.type == NIB_WEIGHT_NVFP4) {
+        int64_t  word = at / 8;
+        uint32_t code = (uint32_t)codes[unit * 512 + (g * 4 + word % 4) * 16 + word / 4 * 4 + k % 8 / 2] >> (k % 2 * 4);
+        return nib_e2m1_value(code) * nib_e4m3_value(scales[unit * 64 + g * 8 + at / 16]);
+    }
+    int64_t lane = g * 4 + at % 16 / 4, word = at / 16;
+    int32_t scale = (int32_t)scales[unit * 32 + g * 4 + at / 32] - 127;
+    if (m.type == NIB_WEIGHT_FP8)
+        return ldexpf(nib_e4m3_value(codes[unit * 1024 + word / 4 * 512 + lane * 16 + word % 4 * 4 + k % 4]), scale);
+    return ldexpf(nib_e2m1_value((uint32_t)codes[unit * 512 + lane * 16 + word / 2 * 4 + k % 4] >> (word % 2 * 4)), scale);
 }
 
 NIB_DEVICE float nib_matrix_value(const struct nib_cuda_matrix &m, int32_t stack, int64_t o, int64_t k)

@@ -15,24 +15,44 @@ void nib_sm120a_swiglu(const struct nib_blackwell_swiglu_args a);
 void nib_sm120a_swiglu_act(const struct nib_blackwell_swiglu_act_args a);
 void nib_sm120a_combine(const struct nib_blackwell_combine_args a);
 void nib_sm120a_pack(const struct nib_sm120a_pack_args a);
+void nib_sm120a_fp8_8(const struct nib_sm120a_linear_args a);
+void nib_sm120a_fp8_16(const struct nib_sm120a_linear_args a);
+void nib_sm120a_fp8_64(const struct nib_sm120a_linear_args a);
+void nib_sm120a_mxfp4_8(const struct nib_sm120a_linear_args a);
+void nib_sm120a_mxfp4_16(const struct nib_sm120a_linear_args a);
+void nib_sm120a_mxfp4_64(const struct nib_sm120a_linear_args a);
+void nib_sm120a_pack_fp8(const struct nib_sm120a_pack_args a);
+void nib_sm120a_pack_mxfp4(const struct nib_sm120a_pack_args a);
 
 enum { LEAST_TILE_ROWS = 8 };
 
 /* ---- Weights ---- */
 
+static enum nib_sm120a_format format_of(int32_t type)
+{
+    return type == NIB_WEIGHT_NVFP4 ? NIB_SM120A_NVFP4 : type == NIB_WEIGHT_FP8 ? NIB_SM120A_FP8 : NIB_SM120A_MXFP4;
+}
+
 static bool packs(const struct nib_weight_desc *d, size_t *codes, size_t *scales)
 {
-    /* Rows of x are copied by 16 bytes, and end in whole pairs of scales. */
-    if (d->type != NIB_WEIGHT_NVFP4 || d->act != NIB_ACT_NVFP4 || d->n_in % 32 != 0)
+    bool nvfp4 = d->type == NIB_WEIGHT_NVFP4 && d->act == NIB_ACT_NVFP4,
+         mx = (d->type == NIB_WEIGHT_FP8 || d->type == NIB_WEIGHT_MXFP4) && d->act == NIB_ACT_FP8;
+    /* Rows of x are copied by 16 bytes, and those of NVFP4 end in whole pairs of scales. */
+    if ((!nvfp4 && !mx) || d->n_in % 32 != 0)
         return false;
-    *codes = (size_t)nib_sm120a_code_bytes(d->n_out, d->n_in, 1);
-    *scales = (size_t)nib_sm120a_scale_bytes(d->n_out, d->n_in, 1);
+    *codes = (size_t)(nvfp4 ? nib_sm120a_code_bytes(d->n_out, d->n_in, 1)
+                            : nib_sm120a_mx_code_bytes(d->n_out, d->n_in, format_of((int32_t)d->type)));
+    *scales = (size_t)(nvfp4 ? nib_sm120a_scale_bytes(d->n_out, d->n_in, 1) : nib_sm120a_mx_scale_bytes(d->n_out, d->n_in));
     return true;
 }
 
 static cudaError_t pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
                         const uint8_t *scales)
 {
+    static const void *const    kernels[] = {[NIB_SM120A_NVFP4] = (const void *)nib_sm120a_pack,
+                                             [NIB_SM120A_FP8] = (const void *)nib_sm120a_pack_fp8,
+                                             [NIB_SM120A_MXFP4] = (const void *)nib_sm120a_pack_mxfp4};
+    enum nib_sm120a_format      format = format_of(m->type);
     struct nib_sm120a_pack_args a = {.stored = {codes, NULL},
                                      .stored_scales = {scales, NULL},
                                      .codes = (uint8_t *)(uintptr_t)m->codes + i * m->codes_stride,
@@ -42,9 +62,11 @@ static cudaError_t pack(cudaStream_t stream, const struct nib_cuda_matrix *m, in
                                      .n_parts = 1};
     struct nib_blackwell_launch l;
     void                       *args[] = {&a};
-    nib_sm120a_pack_plan(&a, &l);
-    return cudaLaunchKernel((const void *)nib_sm120a_pack, (dim3){l.grid, 1, 1}, (dim3){l.block, 1, 1}, args, 0,
-                            stream);
+    if (format == NIB_SM120A_NVFP4)
+        nib_sm120a_pack_plan(&a, &l);
+    else
+        nib_sm120a_mx_pack_plan(&a, format, &l);
+    return cudaLaunchKernel(kernels[format], (dim3){l.grid, 1, 1}, (dim3){l.block, 1, 1}, args, 0, stream);
 }
 
 /* ---- Scratch ---- */
@@ -90,19 +112,27 @@ static enum nib_status take_pairs(struct nib_stream *s, const struct nib_act *x,
     return NIB_OK;
 }
 
+/* Products of both kinds share the groups of a mixture whose weights are of both, so those take tiles that both have. */
 static void tiles_of(const struct nib_stream *s, const struct nib_moe_args *a, int32_t n_pairs,
                      struct nib_blackwell_groups_args *g)
 {
+    int32_t nvfp4 = (a->w1->type == NIB_WEIGHT_NVFP4) + (a->w2->type == NIB_WEIGHT_NVFP4) +
+                    (a->w3->type == NIB_WEIGHT_NVFP4),
+            rows = nvfp4 == 3 ? nib_sm120a_tile_rows(n_pairs, a->n_experts) : nib_sm120a_mx_tile_rows(n_pairs, a->n_experts);
     (void)s;
-    g->tile_rows = g->scale_tile = nib_sm120a_tile_rows(n_pairs, a->n_experts);
+    g->tile_rows = g->scale_tile = nvfp4 % 3 != 0 && rows > 16 ? 16 : rows;
 }
 
-static const void *kernel_of(int32_t rows)
+static const void *kernel_of(enum nib_sm120a_format format, int32_t rows)
 {
-    return rows == 8    ? (const void *)nib_sm120a_decode_8
-           : rows == 16 ? (const void *)nib_sm120a_decode_16
-           : rows == 32 ? (const void *)nib_sm120a_linear_32
-                        : (const void *)nib_sm120a_linear_128;
+    static const void *const kernels[][3] = {
+        [NIB_SM120A_NVFP4] = {(const void *)nib_sm120a_decode_8, (const void *)nib_sm120a_decode_16,
+                              (const void *)nib_sm120a_linear_128},
+        [NIB_SM120A_FP8] = {(const void *)nib_sm120a_fp8_8, (const void *)nib_sm120a_fp8_16,
+                            (const void *)nib_sm120a_fp8_64},
+        [NIB_SM120A_MXFP4] = {(const void *)nib_sm120a_mxfp4_8, (const void *)nib_sm120a_mxfp4_16,
+                              (const void *)nib_sm120a_mxfp4_64}};
+    return rows == 32 ? (const void *)nib_sm120a_linear_32 : kernels[format][rows == 8 ? 0 : rows == 16 ? 1 : 2];
 }
 
 static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell_x *x, const struct nib_cuda_matrix *w,
@@ -123,9 +153,10 @@ static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell
                                   .y = y->data,
                                   .y_stride = y->stride,
                                   .y_f32 = y->dtype == NIB_DTYPE_F32,
-                                  .tile_rows = e ? e->tile_rows : nib_sm120a_tile_rows(x->rows, 0),
                                   .pair = x->pair,
                                   .top_k = x->top_k};
+    enum nib_sm120a_format        format = format_of(w->type);
+    bool                          nvfp4 = format == NIB_SM120A_NVFP4, planned;
     struct nib_sm120a_linear_args args;
     struct nib_blackwell_launch   l;
     char                          why[160];
@@ -135,16 +166,27 @@ static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell
         p.n_groups = e->n_groups;
         p.alphas = w->alpha;
     }
-    if (!nib_sm120a_linear_plan(&p, &args, &l, why, sizeof why))
+    p.tile_rows = e       ? e->tile_rows
+                  : nvfp4 ? nib_sm120a_tile_rows(x->rows, 0)
+                          : nib_sm120a_mx_tile_rows(x->rows, 0);
+    planned = nvfp4 ? nib_sm120a_linear_plan(&p, &args, &l, why, sizeof why)
+                    : nib_sm120a_mx_plan(&p, format, &args, &l, why, sizeof why);
+    if (!planned)
         return nib_error_set(&s->error, NIB_E_DEVICE, "cuda: %s", why);
-    return nib_blackwell_launch(s, kernel_of(p.tile_rows), (dim3){l.grid, 1, 1}, l.block, l.cluster, l.shared_bytes,
-                                &args, "an NVFP4 product");
+    return nib_blackwell_launch(s, kernel_of(format, p.tile_rows), (dim3){l.grid, 1, 1}, l.block, l.cluster,
+                                l.shared_bytes, &args, "a product of quantised rows");
 }
 
 static const struct nib_blackwell_product products[] = {{3, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "decode_8"},
                                                         {11, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "decode_16"},
                                                         {33, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "linear_32"},
                                                         {130, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "linear_128"},
+                                                        {3, NIB_WEIGHT_FP8, NIB_ACT_FP8, "fp8_8"},
+                                                        {11, NIB_WEIGHT_FP8, NIB_ACT_FP8, "fp8_16"},
+                                                        {70, NIB_WEIGHT_FP8, NIB_ACT_FP8, "fp8_64"},
+                                                        {3, NIB_WEIGHT_MXFP4, NIB_ACT_FP8, "mxfp4_8"},
+                                                        {11, NIB_WEIGHT_MXFP4, NIB_ACT_FP8, "mxfp4_16"},
+                                                        {70, NIB_WEIGHT_MXFP4, NIB_ACT_FP8, "mxfp4_64"},
                                                         {0}};
 
 const struct nib_blackwell_family nib_blackwell_sm120a = {
@@ -167,5 +209,6 @@ const struct nib_blackwell_family nib_blackwell_sm120a = {
     .multiply = multiply,
     .products = products,
     .selftest = nib_sm120a_selftest,
+    .ops_needed = true,
     .attend = nib_cuda_sm120a_attend,
 };

@@ -147,7 +147,10 @@ static enum nib_status run(struct nib_stream *s, struct test *t, struct memory *
     s->attend = on->part;
     s->n_attend_max = sizeof on->part / sizeof *on->part;
     s->n_sms = whole ? 1 : 1024; /* few rows are what a card has many multiprocessors for */
-    cudaError_t e = cudaMemsetAsync(on->o, 0xff, sizeof on->o, s->handle); /* NaN */
+    /* NaN, over the sums of the kernel before too: they are this one's. */
+    cudaError_t e = cudaMemsetAsync(on->o, 0xff, sizeof on->o, s->handle);
+    if (e == cudaSuccess)
+        e = cudaMemsetAsync(on->part, 0xff, sizeof on->part, s->handle);
     if (e == cudaSuccess)
         NIB_TRY(nib_cuda_sm120a_attend(s, &a));
     if (e == cudaSuccess)
