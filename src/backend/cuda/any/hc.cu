@@ -167,7 +167,8 @@ NIB_DEVICE void hc_pre_row(const struct nib_hc_pre_args &a, const struct mix &m,
     nib_act_store_block(a.x, t, x, b->most);
 }
 
-static __global__ void __launch_bounds__(kThreads) hc_pre_rows(const struct nib_hc_pre_args a, const struct mix m)
+static __global__ void NIB_LAUNCH_BOUNDS(kThreads, 4)
+hc_pre_rows(const struct nib_hc_pre_args a, const struct mix m)
 {
     nib_grid_start();
     extern __shared__ __align__(16) float x[];
@@ -310,7 +311,11 @@ hc_mix(const struct nib_mat streams, const float *fn, const struct mix m, const 
         int i = warp + p * kWarps;
         if (i > m.n)
             break;
+#if NIB_ON_HOPPER
 #pragma unroll
+#else
+#pragma unroll 4
+#endif
         for (int r = 0; r < R; r++) {
             float sum = 0, v[kMixLane];
             *(float4 *)v = *(const float4 *)&x[r][lane * 8];

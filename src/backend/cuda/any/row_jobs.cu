@@ -10,7 +10,7 @@
 
 static_assert(sizeof(struct nib_cuda_jobs) <= 4096 - 64, "jobs are a kernel's parameters");
 
-static __global__ void __launch_bounds__(kRowThreads) row_jobs(const __grid_constant__ struct nib_cuda_jobs jobs)
+static __global__ void NIB_LAUNCH_BOUNDS(kRowThreads, 4) row_jobs(const __grid_constant__ struct nib_cuda_jobs jobs)
 {
     nib_grid_start();
     extern __shared__ __align__(16) float x[];

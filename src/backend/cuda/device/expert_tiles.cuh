@@ -89,7 +89,7 @@ static __host__ __device__ inline int nib_expert_spans(int32_t n_in)
 }
 
 /* A block is one tile of w1 and of w3 (two where columns are few), two warps or one each sharing its columns. */
-template <int NT, bool plain> static __global__ void __launch_bounds__(kThreads, 4)
+template <int NT, bool plain> static __global__ void __launch_bounds__(kThreads, NT == 2 ? NIB_BLOCKS(4, 3, 2) : 4)
 gate_up(const __grid_constant__ struct nib_experts a)
 {
     nib_grid_start();
@@ -146,7 +146,7 @@ gate_up(const __grid_constant__ struct nib_experts a)
 
 /* ---- Down ---- */
 
-template <int NT, bool plain> static __global__ void __launch_bounds__(kThreads, 4)
+template <int NT, bool plain> static __global__ void __launch_bounds__(kThreads, NT == 2 ? NIB_BLOCKS(4, 3, 2) : 4)
 down(const __grid_constant__ struct nib_experts a)
 {
     nib_grid_start();

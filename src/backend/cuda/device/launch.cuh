@@ -9,6 +9,22 @@
 
 #include "backend/cuda/cuda.h"
 
+/* What a kernel asks of the assembler was measured on Hopper. Where that makes it keep values in memory on other cards,
+ * for want of registers, it asks for something else there. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
+#define NIB_ON_HOPPER 1
+#define NIB_LAUNCH_BOUNDS(threads, blocks_elsewhere) __launch_bounds__(threads)
+#define NIB_BLOCKS(hopper, data_centre, rtx) (hopper)
+#else
+#define NIB_ON_HOPPER 0
+#define NIB_LAUNCH_BOUNDS(threads, blocks_elsewhere) __launch_bounds__(threads, blocks_elsewhere)
+#if __CUDA_ARCH__ < 1200
+#define NIB_BLOCKS(hopper, data_centre, rtx) (data_centre)
+#else /* whose shared memory holds no more */
+#define NIB_BLOCKS(hopper, data_centre, rtx) (rtx)
+#endif
+#endif
+
 /* The next kernel may be scheduled once all blocks of this one have come here. */
 static __device__ __forceinline__ void nib_grid_release(void)
 {

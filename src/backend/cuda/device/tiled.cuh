@@ -35,7 +35,8 @@ static __host__ __device__ inline int nib_spans_of(const struct nib_cuda_matrix 
     return w.n_out < 24576 && w.n_in >= 4 * kBlockCols * kSpans ? kSpans : 1;
 }
 
-template <int NT, bool plain> static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : 4)
+template <int NT, bool plain>
+static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : NT == 2 ? NIB_BLOCKS(4, 3, 2) : 4)
 tiled_products(const __grid_constant__ struct nib_tiled a)
 {
     nib_grid_release();
