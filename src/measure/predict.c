@@ -32,7 +32,9 @@ static const struct plan k_tcgen05_plans[] = {
 };
 /* Those of docs/kernels/sm120a.md on cards of 12.x. Linears have a launch a weight and no other. Attention of fp32 queries
  * makes five products where two are counted, 10,240 clocks a span of 32 rows and some 1,500 beside them; a row takes
- * that long, its rows' way from memory and the adding of spans. Index scores of fp32 queries have no tensor cores. */
+ * that long, its rows' way from memory and the adding of spans. Index scores of fp32 queries and BF16 keys have no tensor
+ * cores; FP4 keys are multiplied as they are, as fast as weighted heads are added up: 256 clocks of products and 210 of
+ * the rest for 64 heads of 64 entries. */
 static const struct plan k_mma_plans[] = {
     {NIB_OP_LINEAR, 0.80, 0.75, 2, 0},
     {NIB_OP_MOE, 0.70, 0.60, 10, 13},
@@ -50,10 +52,11 @@ struct family {
     const struct plan *plans;
     size_t             n;
     double             attend_s; /* attention of one row, however few there are */
+    double             fp4_keys_share; /* of products of FP4 keys at FP4's rate; 0: they are opened, at BF16's */
 };
 static const struct family k_families[] = {
-    {{"b200", "b300"}, k_tcgen05_plans, sizeof k_tcgen05_plans / sizeof *k_tcgen05_plans, 5.4e-6},
-    {{"rtx-pro-6000", "spark"}, k_mma_plans, sizeof k_mma_plans / sizeof *k_mma_plans, 8e-6},
+    {{"b200", "b300"}, k_tcgen05_plans, sizeof k_tcgen05_plans / sizeof *k_tcgen05_plans, 5.4e-6, 0},
+    {{"rtx-pro-6000", "spark"}, k_mma_plans, sizeof k_mma_plans / sizeof *k_mma_plans, 8e-6, 0.50},
 };
 
 /* NULL: none of its own. */
@@ -196,7 +199,10 @@ static enum nib_status count(struct nib_stream *s, enum nib_op op, const void *a
         n_launches += ((const struct nib_linear_args *)args)->n_weights;
     slot->n_launches += n_launches;
     c->least_s[which] += fmax(n_launches * k_launch_s, family && op == NIB_OP_ATTEND ? family->attend_s : 0);
-    const bool fp4_products = fp4 && op != NIB_OP_INDEX_SELECT; /* whose kernels open FP4 keys first */
+    const bool keys = op == NIB_OP_INDEX_SELECT, fp4_keys = keys && family && family->fp4_keys_share > 0;
+    const bool fp4_products = fp4 && (!keys || fp4_keys);
+    if (fp4_keys && cost.int8_ops > 0)
+        slot->ops_share = family->fp4_keys_share;
     slot->fp4_ops += fp4_products ? cost.int8_ops : 0;
     slot->bf16_ops += cost.fp32_ops + (fp4_products ? 0 : cost.int8_ops);
     return NIB_OK;

@@ -1,10 +1,12 @@
-/* Attention of sm_120a on a Hopper card, which has all its instructions. The problems and what must come out are those
- * of the simulator's tests (tests/ptxsim/sm120a/attend_rig.c); this file stands in for the simulator: memory that card
- * and host both see, kernels by name.
+/* Attention of sm_120a on a Hopper card, which has all its instructions, and the indexer's scores with theirs emulated
+ * (emulated/). The problems and what must come out are those of the simulator's tests (tests/ptxsim/sm120a/attend_rig.c,
+ * tests/ptxsim/blackwell/index_rig.c); this file stands in for the simulator: memory that card and host both see,
+ * kernels by name.
  *
  *   parts_attend_sm120a [small]     small: problems for compute-sanitizer */
 #include <cuda_runtime_api.h>
 
+#include "ptxsim/blackwell/index_rig.h"
 #include "ptxsim/sm120a/attend_rig.h"
 
 #define KERNELS(X)                                                                                                     \
@@ -24,6 +26,7 @@
 #define X(name) void name(struct nib_attend_args a, struct nib_rows rows, struct nib_sm120a_spans sp);
 KERNELS(X)
 #undef X
+void nib_sm120a_index_fp4(struct nib_blackwell_index_args args);
 
 /* ---- In the simulator's place ---- */
 
@@ -64,8 +67,11 @@ bool px_wrote(struct px_machine *m, const void *p, size_t bytes)
 
 bool px_written(const struct px_machine *m, const void *p, size_t bytes)
 {
-    (void)m, (void)p, (void)bytes;
-    return true;
+    const uint8_t *at = p;
+    (void)m;
+    while (bytes > 0 && *at == 0xff)
+        at++, bytes--;
+    return bytes > 0;
 }
 
 const char *px_error(const struct px_machine *m)
@@ -89,6 +95,7 @@ bool px_run(struct px_machine *m, struct px_module *module, const char *entry, c
 #define X(name) {#name, (const void *)name},
         KERNELS(X)
 #undef X
+        {"nib_sm120a_index_fp4", (const void *)nib_sm120a_index_fp4},
     };
     const void *handle = NULL;
     (void)module;
@@ -127,6 +134,15 @@ static void run(const char *name, struct rig_attend r, int32_t n_spans)
     rig_attend_free(&apart);
 }
 
+static void run_index(struct index_problem p)
+{
+    char text[1024] = "";
+    bool right = index_run(&p, NULL, "nib_sm120a_index_fp4", NIB_SM120A_INDEX_THREADS, 0, text, sizeof text);
+    printf("index scores, %s query, %d heads, %d rows, %d entries: %s%s\n", p.q_f32 ? "fp32" : "bf16", (int)p.n_heads,
+           (int)p.n_rows, (int)(p.pos + 1) / 4, right ? "right" : "WRONG ", text);
+    failed += !right;
+}
+
 int main(int argc, char **argv)
 {
     static const int32_t             few[] = {0, 40, 127}, many[] = {3, 31, 32, 200, 511, 900, 1500};
@@ -155,6 +171,15 @@ int main(int argc, char **argv)
         r.top_k = 0;
         r.f32_query = false;
         run(names[f], r, 5);
+    }
+    run_index((struct index_problem){.fp4 = true, .q_f32 = true, .n_heads = 5, .n_rows = 3, .pos = 1000, .top_k = 60,
+                                     .blocks = 2, .traced = true});
+    run_index((struct index_problem){.fp4 = true, .n_heads = 100, .n_rows = 3, .pos = 200, .top_k = 55, .blocks = 3,
+                                     .not_finite = true});
+    if (!small) {
+        run_index((struct index_problem){.fp4 = true, .n_heads = 64, .n_rows = 1, .pos = 2900, .top_k = 64, .blocks = 1});
+        run_index((struct index_problem){.fp4 = true, .q_f32 = true, .n_heads = 128, .n_rows = 1, .pos = 5051, .top_k = 3,
+                                         .blocks = 4});
     }
     puts(failed ? "FAILED" : "all right");
     return failed != 0;

@@ -296,6 +296,8 @@ void nib_cuda_index_mma(struct nib_stream *s, const struct nib_index_select_args
 
 /* Their selection (any/index_take.cu); false, and nothing done, where a row may see more than n_entries - 1 that it can hold. */
 bool nib_cuda_index_take(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n, int64_t n_entries);
+/* Rows [first, first + n) choose from scores in s->score, n_entries apart, however many they are. */
+void nib_cuda_index_choose(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n, int64_t n_entries);
 
 /* ---- Ops, one file a family ---- */
 

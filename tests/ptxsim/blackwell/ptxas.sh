@@ -68,7 +68,8 @@ mx mxfp4_8 128 4480
 mx mxfp4_16 112 8960
 mx mxfp4_64 176 0
 mx pack_fp8 40 0
-mx pack_mxfp4 40 0'
+mx pack_mxfp4 40 0
+index index_fp4 96 9216'
     ;;
 esac
 

@@ -19,10 +19,10 @@ if [ "$2" = sm100a ] || [ "$2" = sm120a ]; then
     sm120a)
         card=120
         nvfp4='norm decode_8 decode_16 linear_32 linear_128 groups swiglu swiglu_act combine pack
-            attend_f32_bf16 attend_span_fp8 attend_fold'
+            attend_f32_bf16 attend_span_fp8 attend_fold index_fp4'
         fp8='fp8_8 fp8_16 fp8_64 mxfp4_8 mxfp4_16 mxfp4_64 groups swiglu_act combine pack_fp8 pack_mxfp4'
         plain='attend_bf16 attend_fp8 attend_nvfp4 attend_f32_bf16 attend_f32_fp8 attend_f32_nvfp4 attend_span_bf16 attend_span_fp8
-            attend_span_nvfp4 attend_f32_span_bf16 attend_f32_span_fp8 attend_f32_span_nvfp4 attend_fold'
+            attend_span_nvfp4 attend_f32_span_bf16 attend_f32_span_fp8 attend_f32_span_nvfp4 attend_fold index_fp4'
         ;;
     esac
     trace=$(mktemp)

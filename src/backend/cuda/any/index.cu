@@ -180,6 +180,13 @@ static __global__ void take_from_many(const struct nib_index_select_args a, cons
     }
 }
 
+void nib_cuda_index_choose(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first, int32_t n,
+                           int64_t n_entries)
+{
+    if (!nib_cuda_index_take(s, a, first, n, n_entries))
+        nib_launch(s, take_from_many, (unsigned)n, kSelectThreads, 0, *a, *a->rows, first, s->score, n_entries);
+}
+
 enum nib_status nib_cuda_index_select(struct nib_stream *s, const struct nib_index_select_args *a)
 {
     const struct nib_rows *rows = a->rows;
@@ -198,8 +205,7 @@ enum nib_status nib_cuda_index_select(struct nib_stream *s, const struct nib_ind
             nib_cuda_index_mma(s, a, first, n, n_entries);
         else
             nib_launch(s, index_scores, grid, kScoreEntries, score, *a, *rows, first, s->score, n_entries);
-        if (!nib_cuda_index_take(s, a, first, n, n_entries))
-            nib_launch(s, take_from_many, (unsigned)n, kSelectThreads, 0, *a, *rows, first, s->score, n_entries);
+        nib_cuda_index_choose(s, a, first, n, n_entries);
     }
     return nib_cuda_check(s, cudaGetLastError(), "index_select");
 }

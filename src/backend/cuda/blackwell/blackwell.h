@@ -105,6 +105,19 @@ struct nib_blackwell_combine_args {
     int32_t        top_k, dim, y_f32;
 };
 
+/* ---- Index scores ---- */
+
+/* index_fp4, index_bf16, by the format of the keys: scores of struct nib_index_select_args for dim 128 and up to 128
+ * heads, with queries already in the keys' form (BF16 keys: bf16). Row y of the grid is row first + y, whose scores go
+ * to score + y * score_stride; blocks along x share its entries. */
+struct nib_blackwell_index_args {
+    struct nib_index_select_args a; /* without rows */
+    struct nib_rows              rows;
+    float                       *score;
+    int64_t                      score_stride;
+    int32_t                      first;
+};
+
 #ifdef __cplusplus
 }
 #endif

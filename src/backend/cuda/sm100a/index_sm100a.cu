@@ -36,7 +36,7 @@ struct barriers {
 };
 
 struct work {
-    const struct nib_sm100a_index_args *args;
+    const struct nib_blackwell_index_args *args;
     const int32_t                      *page;
     int64_t                             t;
     int32_t                             visible, first, step; /* entries; of this block's tiles */
@@ -265,7 +265,7 @@ NIB_DEVICE void score_tiles(const struct work &w, struct barriers *bar, const fl
 
 /* ---- The kernel ---- */
 
-template <bool fp4> NIB_DEVICE void score_entries(const struct nib_sm100a_index_args &args)
+template <bool fp4> NIB_DEVICE void score_entries(const struct nib_blackwell_index_args &args)
 {
     extern __shared__ uint8_t  memory[];
     __shared__ struct barriers bar;
@@ -326,13 +326,13 @@ template <bool fp4> NIB_DEVICE void score_entries(const struct nib_sm100a_index_
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-nib_sm100a_index_fp4(const __grid_constant__ struct nib_sm100a_index_args a)
+nib_sm100a_index_fp4(const __grid_constant__ struct nib_blackwell_index_args a)
 {
     score_entries<true>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-nib_sm100a_index_bf16(const __grid_constant__ struct nib_sm100a_index_args a)
+nib_sm100a_index_bf16(const __grid_constant__ struct nib_blackwell_index_args a)
 {
     score_entries<false>(a);
 }

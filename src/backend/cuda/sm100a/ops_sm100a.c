@@ -6,8 +6,8 @@
 void nib_sm100a_attend_bf16(const struct nib_sm100a_attend_args a);
 void nib_sm100a_attend_fp8(const struct nib_sm100a_attend_args a);
 void nib_sm100a_attend_nvfp4(const struct nib_sm100a_attend_args a);
-void nib_sm100a_index_fp4(const struct nib_sm100a_index_args a);
-void nib_sm100a_index_bf16(const struct nib_sm100a_index_args a);
+void nib_sm100a_index_fp4(const struct nib_blackwell_index_args a);
+void nib_sm100a_index_bf16(const struct nib_blackwell_index_args a);
 
 enum {
     GRID_Y_MOST = 32768,
@@ -73,7 +73,7 @@ enum nib_status nib_sm100a_index_scores(struct nib_stream *s, const struct nib_i
     bool    fp4 = a->keys.format == NIB_ROW_FP4;
     int64_t blocks = (n_entries + NIB_SM100A_INDEX_ENTRIES - 1) / NIB_SM100A_INDEX_ENTRIES,
             most = 4 * (int64_t)s->n_sms / n + 1; /* two at a time on a multiprocessor */
-    struct nib_sm100a_index_args args = {*a, *a->rows, score, stride, first};
+    struct nib_blackwell_index_args args = {*a, *a->rows, score, stride, first};
     dim3                         grid = {(unsigned)(blocks < most ? blocks : most), (unsigned)n, 1};
     return nib_blackwell_launch(
         s, fp4 ? (const void *)nib_sm100a_index_fp4 : (const void *)nib_sm100a_index_bf16, grid,

@@ -184,16 +184,7 @@ struct nib_sm100a_attend_args {
 #define NIB_SM100A_INDEX_FP4_SHARED 47104 /* bytes, dynamic */
 #define NIB_SM100A_INDEX_BF16_SHARED 100352
 
-/* Passed by value to nib_sm100a_index_fp4 and _bf16, by the format of the keys: scores of struct nib_index_select_args
- * for dim 128 and up to 128 heads, with queries already in the keys' form (BF16 keys: bf16). Row y of the grid is row
- * first + y, whose scores go to score + y * score_stride; blocks along x share its entries. */
-struct nib_sm100a_index_args {
-    struct nib_index_select_args a; /* without rows */
-    struct nib_rows              rows;
-    float                       *score;
-    int64_t                      score_stride;
-    int32_t                      first;
-};
+/* nib_sm100a_index_fp4 and _bf16, by the format of the keys: struct nib_blackwell_index_args. */
 
 /* ---- Packing of weights ---- */
 

@@ -24,7 +24,9 @@ void nib_sm120a_mxfp4_64(const struct nib_sm120a_linear_args a);
 void nib_sm120a_pack_fp8(const struct nib_sm120a_pack_args a);
 void nib_sm120a_pack_mxfp4(const struct nib_sm120a_pack_args a);
 
-enum { LEAST_TILE_ROWS = 8 };
+void nib_sm120a_index_fp4(const struct nib_blackwell_index_args a);
+
+enum { LEAST_TILE_ROWS = 8, GRID_Y_MOST = 32768 };
 
 /* ---- Weights ---- */
 
@@ -42,7 +44,8 @@ static bool packs(const struct nib_weight_desc *d, size_t *codes, size_t *scales
         return false;
     *codes = (size_t)(nvfp4 ? nib_sm120a_code_bytes(d->n_out, d->n_in, 1)
                             : nib_sm120a_mx_code_bytes(d->n_out, d->n_in, format_of((int32_t)d->type)));
-    *scales = (size_t)(nvfp4 ? nib_sm120a_scale_bytes(d->n_out, d->n_in, 1) : nib_sm120a_mx_scale_bytes(d->n_out, d->n_in));
+    *scales = (size_t)(nvfp4 ? nib_sm120a_scale_bytes(d->n_out, d->n_in, 1)
+                             : nib_sm120a_mx_scale_bytes(d->n_out, d->n_in));
     return true;
 }
 
@@ -112,13 +115,14 @@ static enum nib_status take_pairs(struct nib_stream *s, const struct nib_act *x,
     return NIB_OK;
 }
 
-/* Products of both kinds share the groups of a mixture whose weights are of both, so those take tiles that both have. */
+/* Products of both kinds share the groups of a mixture whose weights are of both: tiles that both have. */
 static void tiles_of(const struct nib_stream *s, const struct nib_moe_args *a, int32_t n_pairs,
                      struct nib_blackwell_groups_args *g)
 {
     int32_t nvfp4 = (a->w1->type == NIB_WEIGHT_NVFP4) + (a->w2->type == NIB_WEIGHT_NVFP4) +
                     (a->w3->type == NIB_WEIGHT_NVFP4),
-            rows = nvfp4 == 3 ? nib_sm120a_tile_rows(n_pairs, a->n_experts) : nib_sm120a_mx_tile_rows(n_pairs, a->n_experts);
+            rows = nvfp4 == 3 ? nib_sm120a_tile_rows(n_pairs, a->n_experts)
+                              : nib_sm120a_mx_tile_rows(n_pairs, a->n_experts);
     (void)s;
     g->tile_rows = g->scale_tile = nvfp4 % 3 != 0 && rows > 16 ? 16 : rows;
 }
@@ -177,6 +181,35 @@ static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell
                                 l.shared_bytes, &args, "a product of quantised rows");
 }
 
+/* ---- The indexer ---- */
+
+enum nib_status nib_sm120a_index_scores(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first,
+                                        int32_t n, int64_t n_entries, float *score, int64_t stride)
+{
+    int64_t blocks = (n_entries + NIB_SM120A_INDEX_ENTRIES - 1) / NIB_SM120A_INDEX_ENTRIES,
+            most = 8 * (int64_t)s->n_sms / n + 1;
+    struct nib_blackwell_index_args args = {*a, *a->rows, score, stride, first};
+    return nib_blackwell_launch(s, (const void *)nib_sm120a_index_fp4,
+                                (dim3){(unsigned)(blocks < most ? blocks : most), (unsigned)n, 1},
+                                NIB_SM120A_INDEX_THREADS, 1, 0, &args, "index scores");
+}
+
+enum nib_status nib_cuda_sm120a_index_select(struct nib_stream *s, const struct nib_index_select_args *a)
+{
+    int64_t n_entries = s->dims.n_ctx_max / a->ratio + 1, fit = (int64_t)s->n_score_rows * s->n_entries_max / n_entries;
+    if (a->keys.format != NIB_ROW_FP4 || a->dim != 128 || a->n_heads > NIB_SM120A_INDEX_HEADS ||
+        (uintptr_t)a->keys.base % 4 != 0 || a->keys.row_bytes % 4 != 0)
+        return nib_cuda_index_select(s, a);
+    fit = fit < 1 ? 1 : fit > GRID_Y_MOST ? GRID_Y_MOST : fit;
+    for (int32_t first = 0, n; first < a->rows->n_rows; first += n) {
+        n = a->rows->n_rows - first < fit ? a->rows->n_rows - first : (int32_t)fit;
+        nib_cuda_index_query(s, a, first, n);
+        NIB_TRY(nib_sm120a_index_scores(s, a, first, n, n_entries, s->score, n_entries));
+        nib_cuda_index_choose(s, a, first, n, n_entries);
+    }
+    return nib_cuda_check(s, cudaGetLastError(), "index_select");
+}
+
 static const struct nib_blackwell_product products[] = {{3, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "decode_8"},
                                                         {11, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "decode_16"},
                                                         {33, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, "linear_32"},
@@ -210,5 +243,6 @@ const struct nib_blackwell_family nib_blackwell_sm120a = {
     .products = products,
     .selftest = nib_sm120a_selftest,
     .ops_needed = true,
+    .index_select = nib_cuda_sm120a_index_select,
     .attend = nib_cuda_sm120a_attend,
 };

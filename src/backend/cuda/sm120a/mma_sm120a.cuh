@@ -49,4 +49,16 @@ static __device__ __forceinline__ void nib_mma_mx_warp(float d[4], const uint32_
 #undef NIB_MMA_MX
 }
 
+/* d += a b as nib_mma_nvfp4_warp does, with a UE8M0 scale for 32 values of k: two in a word, those at byte `byte` (0 or
+ * 2), lower k first. */
+template <int byte>
+static __device__ __forceinline__ void nib_mma_mxf4_warp(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
+                                                         uint32_t scale_a, uint32_t scale_b)
+{
+    asm("mma.sync.aligned.m16n8k64.row.col.kind::mxf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3}, %10, {%12, 0}, %11, {%12, 0};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(scale_a), "r"(scale_b), "n"(byte));
+}
+
 #endif

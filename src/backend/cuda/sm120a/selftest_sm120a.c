@@ -1,5 +1,5 @@
-/* The attention kernels of sm_120a against the processor's arithmetic, with the self-test of the other kernels: every
- * format of rows, queries in BF16 and fp32, a row as a whole and by spans. */
+/* The kernels of whole ops of sm_120a against the processor's arithmetic: attention with every format of rows, queries
+ * in BF16 and fp32, a row as a whole and by spans; the indexer's scores of FP4 keys in pages out of order. */
 #include "backend/cuda/sm120a/selftest_sm120a.h"
 
 #include <math.h>
@@ -11,6 +11,16 @@
 #include "number/kv_rows.h"
 
 enum { D = 512, ROT = 64, HEADS = 3, WINDOW = 20, POS = 70, ROWS = NIB_PAGE_TOKENS };
+enum {
+    INDEX_HEADS = 21,
+    INDEX_DIM = 128,
+    RATIO = 4,
+    ENTRIES = NIB_PAGE_TOKENS / RATIO, /* of a page */
+    PAGES = 9,
+    KEYS = PAGES * ENTRIES,
+    VISIBLE = KEYS - 3,
+    KEY_BYTES = INDEX_DIM / 2 + INDEX_DIM / 32
+};
 
 struct memory { /* the same on the host and on the device */
     uint8_t  window[ROWS * D * 2]; /* what is read by 16 bytes comes first */
@@ -182,6 +192,112 @@ static enum nib_status run_all(struct nib_stream *s, struct test *t, struct memo
     return NIB_OK;
 }
 
+/* ---- Index scores ---- */
+
+struct index_memory {
+    uint8_t row[KEYS * KEY_BYTES];
+    float   q[INDEX_HEADS * INDEX_DIM], weight[INDEX_HEADS], score[KEYS];
+    int32_t pos, seq, page[PAGES];
+};
+
+struct index_test {
+    struct test         random;
+    struct index_memory host;
+    float               key[KEYS][INDEX_DIM]; /* by place */
+};
+
+static void make_index(struct index_test *t)
+{
+    struct index_memory *m = &t->host;
+    for (int32_t i = 0; i < INDEX_HEADS + KEYS; i++) {
+        float    x[INDEX_DIM];
+        uint8_t  query[KEY_BYTES], *row = i < INDEX_HEADS ? query : m->row + (i - INDEX_HEADS) * KEY_BYTES;
+        for (int32_t k = 0; k < INDEX_DIM; k++)
+            x[k] = value(&t->random) * (float)(1 << (i + k / 32) % 5);
+        nib_kv_fp4_encode(x, INDEX_DIM, row);
+        nib_kv_fp4_decode(row, INDEX_DIM, i < INDEX_HEADS ? m->q + i * INDEX_DIM : t->key[i - INDEX_HEADS]);
+    }
+    for (int32_t h = 0; h < INDEX_HEADS; h++)
+        m->weight[h] = value(&t->random);
+    for (int32_t i = 0; i < PAGES; i++)
+        m->page[i] = (i * 2 + 1) % PAGES;
+    m->pos = VISIBLE * RATIO - 1;
+}
+
+/* Products are exact, sums fp32: within 2^-20 of the sum of magnitudes. */
+static void hold_index(const struct index_test *t, double scale, char *why, size_t why_bytes)
+{
+    const struct index_memory *m = &t->host;
+    for (int32_t e = 0; e < VISIBLE && why[0] == 0; e++) {
+        const float *key = t->key[m->page[e / ENTRIES] * ENTRIES + e % ENTRIES];
+        double       want = 0, size = 0;
+        for (int32_t h = 0; h < INDEX_HEADS; h++) {
+            double dot = 0, all = 0;
+            for (int32_t k = 0; k < INDEX_DIM; k++) {
+                dot += (double)m->q[h * INDEX_DIM + k] * (double)key[k];
+                all += fabs((double)m->q[h * INDEX_DIM + k] * (double)key[k]);
+            }
+            want += (double)m->weight[h] * scale * fmax(dot, 0);
+            size += fabs((double)m->weight[h]) * scale * all;
+        }
+        if (!(fabs((double)m->score[e] - want) <= 0x1p-20 * size))
+            (void)snprintf(why, why_bytes, "sm120a index_fp4: entry %d is %.9g, wanted %.9g", e, (double)m->score[e],
+                           want);
+    }
+}
+
+static enum nib_status run_index(struct nib_stream *s, struct index_test *t, struct index_memory *on, char *why,
+                                 size_t why_bytes)
+{
+    make_index(t);
+    memset(t->host.score, 0xff, sizeof t->host.score); /* NaN */
+    struct nib_rows rows = {.n_rows = 1,
+                            .n_seqs = 1,
+                            .pos = &on->pos,
+                            .seq = &on->seq,
+                            .entry_page = on->page,
+                            .page_stride = PAGES};
+    struct nib_index_select_args a = {
+        .q = {on->q, NIB_DTYPE_F32, 1, INDEX_HEADS * INDEX_DIM, INDEX_HEADS * INDEX_DIM},
+        .weight = {on->weight, NIB_DTYPE_F32, 1, INDEX_HEADS, INDEX_HEADS},
+        .n_heads = INDEX_HEADS,
+        .dim = INDEX_DIM,
+        .ratio = RATIO,
+        .top_k = 1,
+        .scale = 0.125f,
+        .rows = &rows,
+        .keys = {on->row, NIB_ROW_FP4, ENTRIES, KEY_BYTES}};
+    s->n_sms = 0; /* one block, which takes its tiles in turn */
+    cudaError_t e = cudaMemcpyAsync(on, &t->host, sizeof *on, cudaMemcpyHostToDevice, s->handle);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(s->handle);
+    if (e == cudaSuccess)
+        NIB_TRY(nib_sm120a_index_scores(s, &a, 0, 1, VISIBLE, on->score, KEYS));
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(t->host.score, on->score, sizeof on->score, cudaMemcpyDeviceToHost, s->handle);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(s->handle);
+    NIB_TRY(nib_cuda_check(s, e, "self-test"));
+    hold_index(t, (double)a.scale, why, why_bytes);
+    return NIB_OK;
+}
+
+static enum nib_status test_index(struct nib_stream *s, char *why, size_t why_bytes)
+{
+    struct index_test   *t = calloc(1, sizeof *t);
+    struct index_memory *on = NULL;
+    if (!t)
+        return nib_error_set(&s->error, NIB_E_MEMORY, "cuda: no memory for the self-test");
+    enum nib_status status = nib_cuda_check(s, cudaMalloc((void **)&on, sizeof *on), "self-test");
+    if (status == NIB_OK)
+        status = run_index(s, t, on, why, why_bytes);
+    (void)cudaFree(on);
+    free(t);
+    return status;
+}
+
+/* ---- All of them ---- */
+
 enum nib_status nib_sm120a_selftest(struct nib_stream *s, char *why, size_t why_bytes)
 {
     struct nib_stream mine = *s; /* with scratch of its own */
@@ -194,6 +310,8 @@ enum nib_status nib_sm120a_selftest(struct nib_stream *s, char *why, size_t why_
         (void)nib_error_set(&s->error, NIB_E_MEMORY, "cuda: no memory for the self-test");
     if (status == NIB_OK) {
         status = run_all(&mine, t, on, why, why_bytes);
+        if (status == NIB_OK && why[0] == 0)
+            status = test_index(&mine, why, why_bytes);
         if (status != NIB_OK)
             s->error = mine.error;
     }

@@ -124,6 +124,13 @@ int32_t nib_sm120a_tile_rows(int32_t n_rows, int32_t n_experts);
 /* Most groups that n_rows rows of n_experts experts can make. */
 int32_t nib_sm120a_groups_most(int32_t n_rows, int32_t n_experts, int32_t tile_rows);
 
+/* ---- Index scores ---- */
+
+/* nib_sm120a_index_fp4: struct nib_blackwell_index_args, no dynamic shared memory. */
+#define NIB_SM120A_INDEX_ENTRIES 128 /* of a tile */
+#define NIB_SM120A_INDEX_THREADS 128
+#define NIB_SM120A_INDEX_HEADS 128 /* at most */
+
 /* ---- Attention ---- */
 
 #define NIB_SM120A_SPAN 32          /* attended rows that are summed by themselves */
@@ -145,8 +152,12 @@ struct nib_sm120a_spans {
 };
 
 struct nib_stream;
-/* The op, which leaves to any/ what its kernels do not take. A row's bits do not depend on the other rows. */
+/* The ops, which leave to any/ what their kernels do not take. A row's bits do not depend on the other rows. */
 enum nib_status nib_cuda_sm120a_attend(struct nib_stream *s, const struct nib_attend_args *a);
+enum nib_status nib_cuda_sm120a_index_select(struct nib_stream *s, const struct nib_index_select_args *a);
+/* Scores of rows [first, first + n), `stride` apart, for up to n_entries entries. */
+enum nib_status nib_sm120a_index_scores(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first,
+                                        int32_t n, int64_t n_entries, float *score, int64_t stride);
 
 #ifdef __cplusplus
 }

@@ -85,10 +85,35 @@ static __device__ __noinline__ void nib_mma_mx_warp(float d[4], const uint32_t a
             }
         }
         for (int row = 0; row < 2; row++)
-            sum[row * 2 + column] *= emulated_ue8m0(row_scale[row] >> 8 * step & 255u) * emulated_ue8m0(column_scale & 255u);
+            sum[row * 2 + column] *=
+                emulated_ue8m0(row_scale[row] >> 8 * step & 255u) * emulated_ue8m0(column_scale & 255u);
     }
     for (int i = 0; i < 4; i++)
         d[i] = (float)((double)d[i] + sum[i]);
+}
+
+template <int byte>
+static __device__ __noinline__ void nib_mma_mxf4_warp(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
+                                                      uint32_t scale_a, uint32_t scale_b)
+{
+    int      lane = (int)threadIdx.x % 32, g = lane / 4, l = lane % 4;
+    double   sum[4] = {d[0], d[1], d[2], d[3]};
+    uint32_t row_scale[2] = {__shfl_sync(~0u, scale_a, 4 * g), __shfl_sync(~0u, scale_a, 4 * g + 1)};
+    for (int column = 0; column < 2; column++) {
+        uint32_t column_scale = __shfl_sync(~0u, scale_b, 4 * (2 * l + column));
+        for (int q = 0; q < 4; q++) {
+            uint32_t b[2] = {__shfl_sync(~0u, b0, 4 * (2 * l + column) + q),
+                             __shfl_sync(~0u, b1, 4 * (2 * l + column) + q)};
+            for (int i = 0; i < 4; i++) { /* as above; k up to 31 has the first scale */
+                uint32_t v = __shfl_sync(~0u, a[i], 4 * g + q);
+                int      at = 8 * (byte + i / 2);
+                double   scale = emulated_ue8m0(row_scale[i % 2] >> at & 255u) * emulated_ue8m0(column_scale >> at & 255u);
+                sum[i % 2 * 2 + column] += (double)emulated_dot8(v, b[i / 2]) * scale;
+            }
+        }
+    }
+    for (int i = 0; i < 4; i++)
+        d[i] = (float)sum[i];
 }
 
 #endif
