@@ -208,6 +208,8 @@ static __global__ void finish_hidden(enum nib_act_format act, int32_t n, float *
     uint32_t                most = 0;
     for (int32_t i = threadIdx.x; i < n; i += blockDim.x)
         row[i] = hidden[at + i];
+    if (threadIdx.x == 0)
+        row_scale = 1; /* of formats without one, which the compiler reads it for too */
     __syncthreads();
     if (act != NIB_ACT_PLAIN) {
         nib_act_quantise_block(y, 0, row, buffer);
