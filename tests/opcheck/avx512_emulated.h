@@ -88,6 +88,16 @@ EMU emu_f32 emu_from_f16(__m256i h)
     return r;
 }
 
+EMU emu_s32 emu_from_u16(__m256i b)
+{
+    emu_s32 r;
+    uint16_t units[16];
+    memcpy(units, &b, sizeof units);
+    for (int i = 0; i < 16; i++)
+        r[i] = units[i];
+    return r;
+}
+
 EMU emu_s32 emu_from_u8(__m128i b)
 {
     emu_s32 r;
@@ -169,6 +179,7 @@ EMU emu_s32 emu_load(const void *p)
 #define _mm512_fmadd_ps(a, b, c)       emu_fma(a, b, c)
 #define _mm512_cvtph_ps(h)             emu_from_f16(h)
 #define _mm512_cvtepu8_epi32(b)        emu_from_u8(b)
+#define _mm512_cvtepu16_epi32(b)       emu_from_u16(b)
 #define _mm512_cvtepi32_ps(a)          __builtin_convertvector((emu_s32)(a), emu_f32)
 #define _mm512_broadcast_i32x4(b)      emu_four_times(b)
 #define _mm512_movepi32_mask(a)        emu_signs(a)

@@ -93,6 +93,54 @@ static void test_products(void **state)
     each_level(check_products);
 }
 
+/* Rows of BF16 where they lie, anywhere, give the bits of the same rows decoded. */
+static void check_bf16_products(void)
+{
+    /* heads, rows, channels */
+    static const int32_t shapes[][3] = {{8, 48, 512}, {4, 47, 512}, {5, 7, 96}, {1, 1, 16}, {3, 25, 144}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int32_t h = shapes[i][0], n = shapes[i][1], d = shapes[i][2], columns = n + 2;
+        uint16_t *stored = malloc((size_t)(n * (d + 1)) * sizeof *stored);
+        const uint16_t *row[48];
+        float *v = random_floats((size_t)(n * d)), *q = random_floats((size_t)(h * d));
+        float *o = random_floats((size_t)(h * d));
+        float *y = random_floats((size_t)(h * columns)), *want_y = malloc((size_t)(h * columns) * sizeof *y);
+        float *want_o = malloc((size_t)(h * d) * sizeof *o);
+        assert_true(stored && want_y && want_o);
+        for (int32_t j = 0; j < n; j++) {
+            uint16_t *to = stored + (n - 1 - j) * (d + 1);
+            k.bf16_round(v + j * d, d);
+            for (int32_t c = 0; c < d; c++) {
+                uint32_t bits;
+                memcpy(&bits, v + j * d + c, sizeof bits);
+                to[c] = (uint16_t)(bits >> 16);
+            }
+            row[j] = to;
+        }
+        memcpy(want_y, y, (size_t)(h * columns) * sizeof *y);
+        memcpy(want_o, o, (size_t)(h * d) * sizeof *o);
+        k.dot_rows(q, d, h, v, d, n, d, want_y, columns);
+        k.dot_bf16(q, d, h, row, row, n, d, y, columns);
+        assert_memory_equal(y, want_y, (size_t)(h * columns) * sizeof *y);
+        k.add_weighted(y, columns, h, v, d, n, d, want_o, d);
+        k.add_bf16(y, columns, h, row, row, n, d, o, d);
+        assert_memory_equal(o, want_o, (size_t)(h * d) * sizeof *o);
+        free(stored);
+        free(v);
+        free(q);
+        free(o);
+        free(y);
+        free(want_y);
+        free(want_o);
+    }
+}
+
+static void test_bf16_products(void **state)
+{
+    (void)state;
+    each_level(check_bf16_products);
+}
+
 /* Rows as attention finds them, and decoders for the parts of one. Equal values, for every product is exact or the same. */
 static void check_decoders(void)
 {
@@ -365,6 +413,7 @@ static void test_scores(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bf16_products),
         cmocka_unit_test(test_products), cmocka_unit_test(test_decoders), cmocka_unit_test(test_fp4_dots), cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_select),   cmocka_unit_test(test_choose),   cmocka_unit_test(test_scores),
     };

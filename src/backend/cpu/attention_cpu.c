@@ -1,8 +1,9 @@
 /* attend: softmax attention of each row over its window and compressed entries, with a sink per head.
  *
- * The rows a query sees are taken in order, NIB_CPU_KV_ROWS at a time: decoded once for all heads, scored, and added with a
- * running maximum per head (old sums are rescaled when it grows). Blocks start at the first row the query sees, so
- * the result depends on the query's own list only. */
+ * The rows a query sees are cut into segments by their number alone. A segment's rows are taken in order,
+ * NIB_CPU_KV_ROWS at a time: decoded once for all heads (or read where they lie, if heads are few), scored, and added
+ * with a running maximum per head (old sums are rescaled when it grows). Segments are added up in their order. So the
+ * result depends on the query's own list only, and threads can share a query without decoding a row twice. */
 #include "backend/cpu/cpu.h"
 
 #include <math.h>
@@ -43,17 +44,50 @@ static const uint8_t *row_at(const struct nib_attend_args *a, const struct view 
     return nib_cpu_entry(&a->entries, rows, v->seq, v->selected ? v->selected[e] : e);
 }
 
+static int32_t n_rows_of(const struct view *v) { return v->n_window + v->n_entries; }
+
 /* Rows lie anywhere; those soon to be decoded are asked for. */
 enum { ROWS_AHEAD = 3 };
 
 static void prefetch_row(const struct nib_attend_args *a, const struct view *v, int32_t j)
 {
-    if (j >= v->n_window + v->n_entries)
+    if (j >= n_rows_of(v))
         return;
     const uint8_t *row = row_at(a, v, j);
     const int64_t  bytes = j < v->n_window ? a->window.row_bytes : a->entries.row_bytes;
     for (int64_t i = 0; i < bytes; i += 64)
         __builtin_prefetch(row + i);
+}
+
+/* Shorter segments are not worth the memory of their sums. */
+enum { SEGMENT_ROWS = 64 };
+
+static int32_t n_segments(const struct view *v)
+{
+    const int32_t n = n_rows_of(v) / SEGMENT_ROWS;
+    return n < 1 ? 1 : n > NIB_CPU_SEGMENTS ? NIB_CPU_SEGMENTS : n;
+}
+
+/* Heads h0 to h0 + n_heads of row t, and the thread that works on them. */
+struct query {
+    const struct nib_stream      *s;
+    const struct nib_attend_args *a;
+    struct nib_cpu_thread        *th;
+    struct view                   view, next; /* next: of the row that is probably its turn then; no rows if none */
+    const float                  *q; /* [n_heads][head_dim] */
+    int32_t                       t, h0, n_heads;
+};
+
+static struct query query_of(const struct nib_stream *s, const struct nib_attend_args *a, int32_t t, int32_t h0,
+                             int32_t n_heads)
+{
+    const int32_t d = a->head_dim, next = t + s->n_threads;
+    struct query  x = {.s = s, .a = a, .th = &s->scratch.thread[omp_get_thread_num()], .t = t, .h0 = h0, .n_heads = n_heads};
+    x.view = view_of(a, t);
+    if (next < a->rows->n_rows)
+        x.next = view_of(a, next);
+    x.q = nib_cpu_row_read(s, &a->q, t, h0 * d, n_heads * d, x.th->heads_q);
+    return x;
 }
 
 /* Turn a head's scores of a block into weights relative to its running maximum, rescaling what was summed before. */
@@ -62,7 +96,7 @@ static void softmax_block(const struct nib_stream *s, float *score, int32_t n, f
 {
     float factor = *top, block = s->k.softmax_scores(score, n, scale, top);
     if (*top > factor) {
-        /* From -inf (a sink that is switched off) nothing has been summed yet. */
+        /* From -inf (a sink that is switched off, or a later segment's begin) nothing has been summed yet. */
         s->k.exp_shifted(&factor, *top, 1);
         *sum *= factor;
         for (int32_t c = 0; c < d; c++)
@@ -71,50 +105,196 @@ static void softmax_block(const struct nib_stream *s, float *score, int32_t n, f
     *sum += block;
 }
 
-static void attend_heads(const struct nib_stream *s, const struct nib_attend_args *a, struct nib_cpu_thread *th,
-                         int32_t t, int32_t h0, int32_t n_heads)
+static void softmax_heads(const struct query *x, int32_t n_rows, const struct nib_cpu_partial *to)
 {
-    int32_t     d = a->head_dim, n_rot = a->rope.n_rot, stride = nib_cpu_kv_stride(d);
-    struct view v = view_of(a, t);
-    const float *q = nib_cpu_row_read(s, &a->q, t, h0 * d, n_heads * d, th->heads_q);
-    float       *o = th->heads_o;
-    memset(o, 0, sizeof(float) * (size_t)(n_heads * d));
+    const int32_t d = x->a->head_dim;
+    for (int32_t h = 0; h < x->n_heads; h++)
+        softmax_block(x->s, x->th->score + h * NIB_CPU_KV_ROWS, n_rows, x->a->scale, &to->top[h], &to->sum[h],
+                      to->o + h * d, d);
+}
+
+static void attend_decoded(const struct query *x, int32_t j0, int32_t n_rows, const struct nib_cpu_partial *to)
+{
+    const struct nib_stream      *s = x->s;
+    const struct nib_attend_args *a = x->a;
+    struct nib_cpu_thread        *th = x->th;
+    const int32_t                 d = a->head_dim, stride = nib_cpu_kv_stride(d);
+    for (int32_t j = 0; j < n_rows; j++) {
+        prefetch_row(a, &x->view, j0 + j + ROWS_AHEAD);
+        enum nib_row_format f = j0 + j < x->view.n_window ? a->window.format : a->entries.format;
+        nib_cpu_kv_read(s, f, row_at(a, &x->view, j0 + j), d, a->rope.n_rot, th->kv + j * stride);
+    }
+    s->k.dot_rows(x->q, d, x->n_heads, th->kv, stride, n_rows, d, th->score, NIB_CPU_KV_ROWS);
+    softmax_heads(x, n_rows, to);
+    s->k.add_weighted(th->score, NIB_CPU_KV_ROWS, x->n_heads, th->kv, stride, n_rows, d, to->o, d);
+}
+
+/* Heads that see BF16 rows sooner where they lie: two tiles of registers. */
+enum { HEADS_FEW = 8 };
+
+static bool is_direct(const struct nib_attend_args *a, int32_t n_heads)
+{
+    return n_heads <= HEADS_FEW && a->head_dim % NIB_CPU_LANES == 0 && a->window.format == NIB_ROW_BF16 &&
+           (a->ratio == 0 || a->entries.format == NIB_ROW_BF16);
+}
+
+static void attend_direct(const struct query *x, const uint16_t *const *row, const uint16_t *const *next, int32_t n_rows,
+                          const struct nib_cpu_partial *to)
+{
+    const struct nib_stream *s = x->s;
+    const int32_t            d = x->a->head_dim;
+    float                   *score = x->th->score;
+    s->k.dot_bf16(x->q, d, x->n_heads, row, next, n_rows, d, score, NIB_CPU_KV_ROWS);
+    softmax_heads(x, n_rows, to);
+    s->k.add_bf16(score, NIB_CPU_KV_ROWS, x->n_heads, row, next, n_rows, d, to->o, d);
+}
+
+/* Where rows j to j + n of the query are; after its last come those of the one that is probably next, then no more. */
+static void find_rows(const struct query *x, int32_t j, int32_t n, const uint16_t **row)
+{
+    const int32_t own = n_rows_of(&x->view), both = own + n_rows_of(&x->next);
+    for (int32_t i = 0; i < n; i++, j++)
+        row[i] = (const uint16_t *)(const void *)(j < own    ? row_at(x->a, &x->view, j)
+                                                  : j < both ? row_at(x->a, &x->next, j - own)
+                                                             : row_at(x->a, &x->view, own - 1));
+}
+
+/* The sink is the first segment's. */
+static void attend_segment(const struct query *x, int32_t segment, const struct nib_cpu_partial *to)
+{
+    const int32_t   n = n_rows_of(&x->view), n_parts = n_segments(&x->view);
+    const int32_t   begin = n * segment / n_parts, end = n * (segment + 1) / n_parts;
+    const uint16_t *row[2][NIB_CPU_KV_ROWS];
+    memset(to->o, 0, sizeof(float) * (size_t)(x->n_heads * x->a->head_dim));
+    for (int32_t h = 0; h < x->n_heads; h++) {
+        to->top[h] = segment == 0 ? x->a->sink[x->h0 + h] : -INFINITY;
+        to->sum[h] = to->top[h] == -INFINITY ? 0.0f : 1.0f;
+    }
+    if (!is_direct(x->a, x->n_heads)) {
+        for (int32_t j = begin; j < end; j += NIB_CPU_KV_ROWS)
+            attend_decoded(x, j, end - j < NIB_CPU_KV_ROWS ? end - j : NIB_CPU_KV_ROWS, to);
+        return;
+    }
+    /* Blocks as even as can be, for each one's rows ask for the next one's. */
+    const int32_t n_blocks = (end - begin + NIB_CPU_KV_ROWS - 1) / NIB_CPU_KV_ROWS;
+    const int32_t block = n_blocks > 0 ? (end - begin + n_blocks - 1) / n_blocks : 0;
+    find_rows(x, begin, block, row[0]);
+    for (int32_t i = 0, j = begin; j < end; i ^= 1, j += block) {
+        const int32_t n_rows = end - j < block ? end - j : block;
+        find_rows(x, j + n_rows, n_rows, row[i ^ 1]);
+        attend_direct(x, row[i], row[i ^ 1], n_rows, to);
+    }
+}
+
+/* sum += next, both brought to the larger of their maxima. */
+static void add_segment(const struct nib_stream *s, int32_t n_heads, int32_t d, const struct nib_cpu_partial *sum,
+                        const struct nib_cpu_partial *next)
+{
     for (int32_t h = 0; h < n_heads; h++) {
-        th->top[h] = a->sink[h0 + h];
-        th->sum[h] = th->top[h] == -INFINITY ? 0.0f : 1.0f;
+        float       *o = sum->o + h * d;
+        const float  top = next->top[h] > sum->top[h] ? next->top[h] : sum->top[h];
+        float        factor[2] = {sum->top[h], next->top[h]};
+        s->k.exp_shifted(factor, top, 2);
+        if (top > sum->top[h])
+            for (int32_t c = 0; c < d; c++)
+                o[c] *= factor[0];
+        s->k.add_weighted(&factor[1], 1, 1, next->o + h * d, d, 1, d, o, d);
+        sum->sum[h] = sum->sum[h] * factor[0] + next->sum[h] * factor[1];
+        sum->top[h] = top;
     }
-    int32_t n = v.n_window + v.n_entries;
-    for (int32_t j0 = 0; j0 < n; j0 += NIB_CPU_KV_ROWS) {
-        int32_t n_rows = n - j0 < NIB_CPU_KV_ROWS ? n - j0 : NIB_CPU_KV_ROWS;
-        for (int32_t j = 0; j < n_rows; j++) {
-            prefetch_row(a, &v, j0 + j + ROWS_AHEAD);
-            enum nib_row_format f = j0 + j < v.n_window ? a->window.format : a->entries.format;
-            nib_cpu_kv_read(s, f, row_at(a, &v, j0 + j), d, n_rot, th->kv + j * stride);
-        }
-        s->k.dot_rows(q, d, n_heads, th->kv, stride, n_rows, d, th->score, NIB_CPU_KV_ROWS);
-        for (int32_t h = 0; h < n_heads; h++)
-            softmax_block(s, th->score + h * NIB_CPU_KV_ROWS, n_rows, a->scale, &th->top[h], &th->sum[h], o + h * d, d);
-        s->k.add_weighted(th->score, NIB_CPU_KV_ROWS, n_heads, th->kv, stride, n_rows, d, o, d);
-    }
-    nib_cpu_angles(s, &a->rope, a->rows->pos[t] - a->rows->first_pos, th->angle);
+}
+
+static void finish_heads(const struct nib_stream *s, const struct nib_attend_args *a, int32_t t, int32_t h0, int32_t n_heads,
+                         const struct nib_cpu_partial *from)
+{
+    const int32_t d = a->head_dim;
+    float        *angle = s->scratch.thread[omp_get_thread_num()].angle;
+    nib_cpu_angles(s, &a->rope, a->rows->pos[t] - a->rows->first_pos, angle);
     for (int32_t h = 0; h < n_heads; h++) {
         for (int32_t c = 0; c < d; c++)
-            o[h * d + c] /= th->sum[h];
-        nib_cpu_rotate(s, o + h * d, d, n_rot, th->angle, true);
+            from->o[h * d + c] /= from->sum[h];
+        nib_cpu_rotate(s, from->o + h * d, d, a->rope.n_rot, angle, true);
     }
-    nib_cpu_row_write(s, &a->o, t, h0 * d, n_heads * d, o);
+    nib_cpu_row_write(s, &a->o, t, h0 * d, n_heads * d, from->o);
 }
+
+static void attend_row(const struct nib_stream *s, const struct nib_attend_args *a, int32_t t)
+{
+    const struct query            x = query_of(s, a, t, 0, a->n_heads);
+    const struct nib_cpu_partial *partial = x.th->partial;
+    attend_segment(&x, 0, &partial[0]);
+    for (int32_t i = 1; i < n_segments(&x.view); i++) {
+        attend_segment(&x, i, &partial[1]);
+        add_segment(s, a->n_heads, a->head_dim, &partial[0], &partial[1]);
+    }
+    finish_heads(s, a, t, 0, a->n_heads, &partial[0]);
+}
+
+/* ---- Rows that threads share ---- */
+
+/* Heads from h0 on of a segment of the i-th of them. */
+static struct nib_cpu_partial shared_partial(const struct nib_stream *s, int32_t i, int32_t segment, int32_t h0, int32_t d)
+{
+    const struct nib_cpu_partial *p = &s->scratch.partial[i * NIB_CPU_SEGMENTS + segment];
+    return (struct nib_cpu_partial){p->o + h0 * d, p->top + h0, p->sum + h0};
+}
+
+/* Part `part` of n_parts of the heads of one segment of row t, the i-th that is shared. */
+static void attend_shared(const struct nib_stream *s, const struct nib_attend_args *a, int32_t t, int32_t i, int32_t segment,
+                          int32_t part, int32_t n_parts)
+{
+    const int32_t      h0 = a->n_heads * part / n_parts, h1 = a->n_heads * (part + 1) / n_parts;
+    const struct query x = query_of(s, a, t, h0, h1 - h0);
+    if (segment >= n_segments(&x.view))
+        return;
+    const struct nib_cpu_partial to = shared_partial(s, i, segment, h0, a->head_dim);
+    attend_segment(&x, segment, &to);
+}
+
+/* A thread's share of the heads, all segments being there. */
+static void finish_shared(const struct nib_stream *s, const struct nib_attend_args *a, int32_t t, int32_t i, int32_t share)
+{
+    const int32_t     h0 = a->n_heads * share / s->n_threads, n = a->n_heads * (share + 1) / s->n_threads - h0;
+    const struct view v = view_of(a, t);
+    if (n == 0)
+        return;
+    const struct nib_cpu_partial sum = shared_partial(s, i, 0, h0, a->head_dim);
+    for (int32_t segment = 1; segment < n_segments(&v); segment++) {
+        const struct nib_cpu_partial next = shared_partial(s, i, segment, h0, a->head_dim);
+        add_segment(s, n, a->head_dim, &sum, &next);
+    }
+    finish_heads(s, a, t, h0, n, &sum);
+}
+
+/* With few rows, those beyond a multiple of the threads would leave threads idle: they are shared by segments, and by
+ * heads where segments are too few, though not below a tile of heads. */
+enum { ROWS_FEW = 4 /* for a thread */, HEADS_LEAST = 4 };
 
 enum nib_status nib_cpu_attend(struct nib_stream *s, const struct nib_attend_args *a)
 {
-    /* With few rows the heads of a row are shared out too; each part then decodes the row's KV rows for itself. */
-    int32_t n_rows = a->rows->n_rows, n_parts = 1;
-    while (n_rows * n_parts < 2 * s->n_threads && n_parts * 2 <= a->n_heads && n_parts < s->n_threads)
+    const int32_t n_rows = a->rows->n_rows;
+    const int32_t n_threads = nib_cpu_threads(s, (int64_t)n_rows * a->q.cols * 2 * a->n_window);
+    const int32_t n_shared = n_rows < ROWS_FEW * n_threads ? n_rows % n_threads : 0, n_whole = n_rows - n_shared;
+    int32_t       n_parts = 1;
+    while (n_shared * NIB_CPU_SEGMENTS * n_parts < n_threads && n_parts * 2 * HEADS_LEAST <= a->n_heads)
         n_parts *= 2;
-#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)n_rows * a->q.cols * 2 * a->n_window)) schedule(dynamic, 1)
-    for (int32_t item = 0; item < n_rows * n_parts; item++) {
-        int32_t part = item % n_parts, h0 = a->n_heads * part / n_parts, h1 = a->n_heads * (part + 1) / n_parts;
-        attend_heads(s, a, &s->scratch.thread[omp_get_thread_num()], item / n_parts, h0, h1 - h0);
+    const int32_t n_items = NIB_CPU_SEGMENTS * n_parts; /* of a shared row */
+#pragma omp parallel num_threads(n_threads)
+    {
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int32_t item = 0; item < n_whole + n_shared * n_items; item++) {
+            const int32_t k = item - n_whole, i = k / n_items;
+            if (k < 0)
+                attend_row(s, a, item);
+            else
+                attend_shared(s, a, n_whole + i, i, k % n_items / n_parts, k % n_parts, n_parts);
+        }
+        if (n_shared > 0) {
+#pragma omp barrier
+#pragma omp for schedule(static)
+            for (int32_t item = 0; item < n_shared * n_threads; item++)
+                finish_shared(s, a, n_whole + item / n_threads, item / n_threads, item % n_threads);
+        }
     }
     return NIB_OK;
 }

@@ -13,6 +13,8 @@ static void fill_all(struct nib_cpu_kernels *k)
     k->codes_open = codes_open;
     k->dot_rows = dot_rows;
     k->add_weighted = add_weighted;
+    k->dot_bf16 = dot_bf16;
+    k->add_bf16 = add_bf16;
     k->rotary_angles = rotary_angles;
     k->rotate = rotate;
     k->hadamard = hadamard;

@@ -62,6 +62,13 @@ static void *take(struct arena *a, int64_t count, size_t size)
 
 static int32_t max_of(int32_t a, int32_t b) { return a > b ? a : b; }
 
+static void lay_out_partial(struct nib_cpu_partial *p, const struct nib_dims *d, struct arena *a)
+{
+    p->o = take(a, (int64_t)d->n_heads * d->head_dim, sizeof(float));
+    p->top = take(a, d->n_heads, sizeof(float));
+    p->sum = take(a, d->n_heads, sizeof(float));
+}
+
 static void lay_out_thread(struct nib_cpu_thread *t, const struct nib_dims *d, int32_t cols, struct arena *a)
 {
     int32_t heads = max_of(d->n_heads, d->n_index_heads);
@@ -78,9 +85,8 @@ static void lay_out_thread(struct nib_cpu_thread *t, const struct nib_dims *d, i
     t->kv = take(a, (int64_t)NIB_CPU_KV_ROWS * nib_cpu_kv_stride(max_of(d->head_dim, d->index_dim)), sizeof(float));
     t->score = take(a, (int64_t)NIB_CPU_KV_ROWS * heads, sizeof(float));
     t->heads_q = take(a, (int64_t)d->n_heads * d->head_dim, sizeof(float));
-    t->heads_o = take(a, (int64_t)d->n_heads * d->head_dim, sizeof(float));
-    t->top = take(a, heads, sizeof(float));
-    t->sum = take(a, heads, sizeof(float));
+    for (int i = 0; i < 2; i++)
+        lay_out_partial(&t->partial[i], d, a);
     t->logits = take(a, d->vocab, sizeof(float));
     t->weight = take(a, d->vocab, sizeof(float));
     for (int i = 0; i < 2; i++)
@@ -116,6 +122,12 @@ static void lay_out(struct nib_stream *s, struct nib_cpu_thread *threads, struct
     x->scales_fp4 = take(a, queries * blocks, sizeof(float));
     x->fix_fp4 = take(a, queries * blocks, sizeof(int32_t));
     x->mix = take(a, rows * (2 + d->n_hc) * d->n_hc, sizeof(float));
+
+    const int32_t n_partials = (s->n_threads - 1) * NIB_CPU_SEGMENTS;
+    struct nib_cpu_partial unused, *partials = take(a, n_partials, sizeof *partials);
+    x->partial = partials;
+    for (int32_t i = 0; i < n_partials; i++)
+        lay_out_partial(partials ? &partials[i] : &unused, d, a);
 
     struct nib_cpu_thread *list = take(a, s->n_threads, sizeof *list);
     x->thread = list;

@@ -13,6 +13,16 @@
 #define NIB_CPU_INDEX_ROWS 16
 #define NIB_CPU_KV_ROWS    48 /* a multiple of every register tile of body_attend.h */
 
+/* Segments of a query's rows at most: see attention_cpu.c. */
+#define NIB_CPU_SEGMENTS 2
+
+/* Attention of a row's heads to some of its rows: the weighted sums, and by head the maximum that they and the sums of
+ * weights are relative to. */
+struct nib_cpu_partial {
+    float *o; /* [n_heads][head_dim] */
+    float *top, *sum; /* [n_heads] */
+};
+
 /* One thread's buffers; sizes in floats unless a name says otherwise. */
 struct nib_cpu_thread {
     float    *tile_work;         /* NIB_CPU_TILE_WORK */
@@ -23,8 +33,8 @@ struct nib_cpu_thread {
     float    *keys;              /* n_experts */
     uint8_t  *codes, *scales;    /* bytes of one quantised activation row */
     float    *kv, *score;        /* [KV_ROWS][nib_cpu_kv_stride], [heads][KV_ROWS] */
-    float    *heads_q, *heads_o; /* [n_heads][head_dim] */
-    float    *top, *sum;         /* [heads] */
+    float    *heads_q;           /* [n_heads][head_dim] */
+    struct nib_cpu_partial partial[2];
     float    *logits, *weight;   /* [vocab] */
     uint64_t *sort[2];           /* [vocab] */
 };
@@ -53,6 +63,7 @@ struct nib_cpu_scratch {
     int8_t                 *codes_fp4;   /* [INDEX_ROWS][n_index_heads][index_dim]: see struct nib_cpu_fp4_queries */
     float                  *scales_fp4;  /* [INDEX_ROWS][n_index_heads][blocks of 32] */
     int32_t                *fix_fp4;     /* likewise */
+    struct nib_cpu_partial *partial;    /* [n_threads - 1 rows][SEGMENTS] of rows that threads share */
     float                  *mix;        /* [GROUP_ROWS][(2 + n_hc) * n_hc] */
     struct nib_cpu_thread  *thread;     /* [n_threads] */
 };

@@ -104,6 +104,12 @@ struct nib_cpu_kernels {
     /* o[i * o_stride + c] += sum over j ascending of p[i * p_stride + j] * v[j * v_stride + c], c < n. */
     void (*add_weighted)(const float *p, int64_t p_stride, int32_t n_p, const float *v, int64_t v_stride, int32_t n_v,
                          int32_t n, float *o, int64_t o_stride);
+    /* The same two of BF16 rows w[j] and v[j] of n channels, a multiple of NIB_CPU_LANES: the bits of decoding them
+     * first. next[j] are rows that will come after these, to be asked of memory. */
+    void (*dot_bf16)(const float *x, int64_t x_stride, int32_t n_x, const uint16_t *const *w,
+                     const uint16_t *const *next, int32_t n_w, int32_t n, float *y, int64_t y_stride);
+    void (*add_bf16)(const float *p, int64_t p_stride, int32_t n_p, const uint16_t *const *v,
+                     const uint16_t *const *next, int32_t n_v, int32_t n, float *o, int64_t o_stride);
     /* y[i * y_stride + j] = query i . key j for stored FP4 keys of dim channels; y_stride is at least n to a multiple of 16, and
      * all of that may be written. work: n rows of nib_cpu_kv_stride(dim) floats. */
     void (*fp4_dots)(const struct nib_cpu_fp4_queries *q, const uint8_t *const *key, int32_t n, int32_t dim, float *work,

@@ -38,6 +38,7 @@
 #include "backend/cpu/body_quantise.h"
 #include "backend/cpu/body_dot.h"
 #include "backend/cpu/body_attend.h"
+#include "backend/cpu/body_attend_bf16.h"
 #include "backend/cpu/body_rotary.h"
 #include "backend/cpu/body_select.h"
 #include "backend/cpu/body_panel_avx2.h"
