@@ -15,15 +15,6 @@ static float exp_one(const struct nib_stream *s, float x)
 
 static float sigmoid(const struct nib_stream *s, float x) { return 1.0f / (1.0f + exp_one(s, -x)); }
 
-/* mix[r][i] = (fn[i] . X[r]) for n rows of streams whose fp32 form is in rows; scaled by the row's rms later. */
-static const float *mix_rows(struct nib_stream *s, const struct nib_cpu_rows *rows, const float *fn, int32_t n_mix,
-                             int32_t width, int32_t n)
-{
-    struct nib_cpu_matrix w = nib_cpu_matrix_f32(fn, n_mix, width);
-    nib_cpu_matmul(s, &w, NIB_CPU_NEED_PLAIN, rows, n, s->scratch.mix, n_mix);
-    return s->scratch.mix;
-}
-
 typedef float f32x4 __attribute__((vector_size(16)));
 
 static void transpose4(f32x4 *v)
@@ -129,19 +120,63 @@ static void hc_pre_row(const struct nib_stream *s, const struct nib_hc_pre_args 
     nib_cpu_act_write(s, &a->x, t, x);
 }
 
+/* Rows that a thread takes at a time: as many as share the loads of fn in registers, twice over. */
+enum { HC_ROWS = 4 };
+
+/* Streams from row0 on as fp32, zeros up to a whole block: where they lie, or in the stream's scratch. */
+static struct nib_cpu_rows rows_of(const struct nib_stream *s, const struct nib_mat *streams, int32_t row0)
+{
+    if (streams->dtype == NIB_DTYPE_F32 && streams->cols % NIB_CPU_BLOCK == 0)
+        return (struct nib_cpu_rows){.plain = nib_cpu_row(streams, row0), .plain_stride = streams->stride};
+    return (struct nib_cpu_rows){.plain = s->scratch.plain, .plain_stride = nib_cpu_stride(streams->cols)};
+}
+
+static void decode_row(const struct nib_stream *s, const struct nib_mat *streams, int64_t t, float *to)
+{
+    const int32_t width = streams->cols;
+    const float  *x = nib_cpu_row_read(s, streams, t, 0, width, to);
+    if (x != to)
+        memcpy(to, x, sizeof(float) * (size_t)width);
+    memset(to + width, 0, sizeof(float) * (size_t)(nib_cpu_padded(width) - width));
+}
+
+/* mix[r][i] = fn[i] . streams[first + r] for n rows; scaled by the row's rms later. */
+static void mix_rows(const struct nib_stream *s, struct nib_cpu_thread *th, const struct nib_cpu_matrix *fn,
+                     const struct nib_cpu_rows *rows, int32_t first, int32_t n, float *mix)
+{
+    for (int32_t out = 0; out < fn->n_out; out += NIB_CPU_TILE_OUTS) {
+        const int32_t n_outs = min_of(fn->n_out - out, NIB_CPU_TILE_OUTS);
+        nib_cpu_tile_run(s, th, fn, NIB_CPU_NEED_PLAIN, rows, NULL, first, n, 0, out, n_outs, th->tile_y[0]);
+        for (int32_t r = 0; r < n; r++)
+            memcpy(mix + r * fn->n_out + out, th->tile_y[0] + r * NIB_CPU_TILE_OUTS, sizeof(float) * (size_t)n_outs);
+    }
+}
+
+/* Rows [first, first + n) of a group that begins at row0. */
+static void hc_pre_rows(const struct nib_stream *s, const struct nib_hc_pre_args *a, struct nib_cpu_thread *th,
+                        int32_t row0, int32_t first, int32_t n)
+{
+    const int32_t               n_mix = (2 + a->n_hc) * a->n_hc;
+    const struct nib_cpu_matrix fn = nib_cpu_matrix_f32(a->fn, n_mix, a->streams.cols);
+    const struct nib_cpu_rows   rows = rows_of(s, &a->streams, row0);
+    float                      *mix = s->scratch.mix + first * n_mix;
+    for (int32_t r = first; r < first + n && rows.plain == s->scratch.plain; r++)
+        decode_row(s, &a->streams, row0 + r, s->scratch.plain + r * rows.plain_stride);
+    mix_rows(s, th, &fn, &rows, first, n, mix);
+    for (int32_t r = 0; r < n; r++)
+        hc_pre_row(s, a, rows.plain + (first + r) * rows.plain_stride, mix + r * n_mix, row0 + first + r, th->row[0]);
+}
+
 enum nib_status nib_cpu_hc_pre(struct nib_stream *s, const struct nib_hc_pre_args *a)
 {
-    int32_t        n_mix = (2 + a->n_hc) * a->n_hc, width = a->streams.cols;
-    struct nib_act x = {.plain = a->streams, .rows = a->streams.rows, .cols = width};
+    const int32_t width = a->streams.cols, n_mix = (2 + a->n_hc) * a->n_hc;
     for (int32_t row0 = 0; row0 < a->streams.rows; row0 += NIB_CPU_GROUP_ROWS) {
-        int32_t             n = min_of(a->streams.rows - row0, NIB_CPU_GROUP_ROWS);
-        struct nib_cpu_rows rows;
-        nib_cpu_rows_prepare(s, &x, row0, n, 1, NIB_CPU_NEED_PLAIN, &rows);
-        mix_rows(s, &rows, a->fn, n_mix, width, n);
-#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)n * width * 4)) schedule(static)
-        for (int32_t r = 0; r < n; r++)
-            hc_pre_row(s, a, rows.plain + r * rows.plain_stride, s->scratch.mix + r * n_mix, row0 + r,
-                       s->scratch.thread[omp_get_thread_num()].row[0]);
+        const int32_t n = min_of(a->streams.rows - row0, NIB_CPU_GROUP_ROWS);
+        /* What else a row takes is about as much as its products. */
+        const int64_t work = n > HC_ROWS ? (int64_t)n * width * n_mix * 2 : 0;
+#pragma omp parallel for num_threads(nib_cpu_threads(s, work)) schedule(static)
+        for (int32_t r = 0; r < n; r += HC_ROWS)
+            hc_pre_rows(s, a, &s->scratch.thread[omp_get_thread_num()], row0, r, min_of(n - r, HC_ROWS));
     }
     return NIB_OK;
 }
@@ -149,21 +184,21 @@ enum nib_status nib_cpu_hc_pre(struct nib_stream *s, const struct nib_hc_pre_arg
 enum nib_status nib_cpu_hc_post(struct nib_stream *s, const struct nib_hc_post_args *a)
 {
     int32_t n_hc = a->n_hc, dim = a->y.cols;
-#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)a->streams.rows * a->streams.cols * n_hc)) schedule(static)
+    const int64_t work = (int64_t)a->streams.rows * a->streams.cols * (n_hc + 4);
+#pragma omp parallel for num_threads(nib_cpu_threads(s, work)) schedule(static)
     for (int32_t t = 0; t < a->y.rows; t++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
         const float *y = nib_cpu_row_read(s, &a->y, t, 0, dim, th->row[0]);
         const float *old = nib_cpu_row_read(s, &a->streams, t, 0, n_hc * dim, th->row[1]);
         const float *post = (const float *)nib_cpu_row(&a->post, t), *comb = (const float *)nib_cpu_row(&a->comb, t);
-        float       *new = th->row[2];
+        float       *new = th->row[2], *weight = th->block_sum; /* comb, target stream first */
         for (int32_t k = 0; k < n_hc; k++) {
-            float *to = new + k * dim;
-            for (int32_t c = 0; c < dim; c++)
-                to[c] = post[k] * y[c];
             for (int32_t j = 0; j < n_hc; j++)
-                for (int32_t c = 0; c < dim; c++)
-                    to[c] += comb[j * n_hc + k] * old[j * dim + c];
+                weight[k * n_hc + j] = comb[j * n_hc + k];
+            for (int32_t c = 0; c < dim; c++)
+                new[k * dim + c] = post[k] * y[c];
         }
+        s->k.add_weighted(weight, n_hc, n_hc, old, dim, n_hc, dim, new, dim);
         nib_cpu_row_write(s, &a->streams, t, 0, n_hc * dim, new);
     }
     return NIB_OK;
