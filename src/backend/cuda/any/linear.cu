@@ -113,8 +113,8 @@ static __global__ void stored_product(const struct nib_cuda_matrix w, const stru
 
 static void add_tiled(struct nib_tiled *a, const struct nib_cuda_products *p, int32_t i)
 {
-    int32_t k = a->p.n_weights++, spans = nib_spans_of(p->w[i]), round = a->clusters ? kSpans : 1;
-    int32_t outs = spans > 1 && !a->clusters ? kTileRows : kBlockOuts;
+    int32_t k = a->p.n_weights++, spans = nib_spans_of(p->w[i], a->clusters), round = a->clusters ? kSpansMost : 1;
+    int32_t outs = spans > 1 && !a->clusters ? kTileRows : kTileRows * a->warps;
     int32_t blocks = (p->w[i].n_out + outs - 1) / outs * (a->clusters ? spans : 1);
     a->p.n = p->n;
     a->p.group_rows = p->group_rows;
@@ -129,13 +129,15 @@ enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cud
     struct nib_tiled plain, any;
     memset(&plain, 0, sizeof plain);
     memset(&any, 0, sizeof any);
-    plain.clusters = any.clusters = s->cluster_most >= kSpans;
+    plain.clusters = any.clusters = s->cluster_most >= kSpansMost;
+    any.warps = kWarps;
+    plain.warps = plain.clusters && p->n > 1 && p->n <= 8 ? kWarpsMost : kWarps;
     for (int32_t i = 0; i < p->n_weights; i++) {
         if (p->w[i].layout != NIB_CUDA_TILED) {
             dim3 grid((unsigned)((p->w[i].n_out + 7) / 8), (unsigned)((p->n + kStoredRows - 1) / kStoredRows));
             nib_launch(s, stored_product, grid, 256, 0, p->w[i], p->x[i], p->n, p->group_rows, p->y[i]);
         } else {
-            add_tiled(nib_is_plain(p->w[i], p->x[i].n_parts) && p->group_rows % kBlockOuts == 0 ? &plain : &any, p, i);
+            add_tiled(nib_is_plain(p->w[i], p->x[i].n_parts) && p->group_rows % (kTileRows * kWarpsMost) == 0 ? &plain : &any, p, i);
         }
     }
     if (plain.p.n_weights > 0) {
@@ -284,17 +286,19 @@ static __global__ void embed_rows(const int32_t *token, int32_t n_copies, const 
 {
     nib_grid_start();
     int64_t t = blockIdx.x, o = token[t];
-    for (int32_t i = threadIdx.x; i < w.n_in; i += blockDim.x) {
-        float v = nib_matrix_value(w, 0, o, i) * nib_alpha_of(w, 0);
-        for (int32_t c = 0; c < n_copies; c++)
-            nib_mat_set(y, t, (int64_t)c * w.n_in + i, v);
-    }
+    int32_t i = (int32_t)(blockIdx.y * blockDim.x + threadIdx.x);
+    if (i >= w.n_in)
+        return;
+    float v = nib_matrix_value(w, 0, o, i) * nib_alpha_of(w, 0);
+    for (int32_t c = 0; c < n_copies; c++)
+        nib_mat_set(y, t, (int64_t)c * w.n_in + i, v);
 }
 
 enum nib_status nib_cuda_embed(struct nib_stream *s, const struct nib_embed_args *a)
 {
     if (a->n_rows == 0)
         return NIB_OK;
-    nib_launch(s, embed_rows, (unsigned)a->n_rows, 256, 0, a->token, a->n_copies, *nib_cuda_matrix_of(a->w), a->y);
+    dim3 grid((unsigned)a->n_rows, (unsigned)((a->w->n_in + 255) / 256));
+    nib_launch(s, embed_rows, grid, 256, 0, a->token, a->n_copies, *nib_cuda_matrix_of(a->w), a->y);
     return nib_cuda_check(s, cudaGetLastError(), "embed");
 }

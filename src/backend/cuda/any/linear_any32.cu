@@ -3,5 +3,5 @@
 
 void nib_cuda_tiled_any32(struct nib_stream *s, const struct nib_tiled *a)
 {
-    nib_tiled_launch<4, false>(s, a);
+    nib_tiled_launch<4, false, kWarps>(s, a);
 }

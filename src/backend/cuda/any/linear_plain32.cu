@@ -3,5 +3,5 @@
 
 void nib_cuda_tiled_plain32(struct nib_stream *s, const struct nib_tiled *a)
 {
-    nib_tiled_launch<4, true>(s, a);
+    nib_tiled_launch<4, true, kWarps>(s, a);
 }

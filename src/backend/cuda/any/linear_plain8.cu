@@ -3,5 +3,8 @@
 
 void nib_cuda_tiled_plain8(struct nib_stream *s, const struct nib_tiled *a)
 {
-    nib_tiled_launch<1, true>(s, a);
+    if (a->warps == kWarpsMost)
+        nib_tiled_launch<1, true, kWarpsMost>(s, a);
+    else
+        nib_tiled_launch<1, true, kWarps>(s, a);
 }

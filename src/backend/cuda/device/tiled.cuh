@@ -1,8 +1,9 @@
 /* The kernel of products with tiled weights (products.cuh), one instantiation a file as each takes long to compile.
  * A launch covers all weights of the op. A block of 4 warps takes 64 outputs and all their columns, or, where
- * outputs are few, 4 blocks of a cluster take them, each a span of the columns: even a small matrix keeps many
- * warps loading, and a block loads its rows once for all four. On cards without clusters the warps of a block share
- * the columns of 16 outputs. Their sums meet in a fixed order. Bytes: each weight code once per NT * 8 rows. */
+ * outputs are few, 4 or 8 blocks of a cluster take them, each a span of the columns: even a small matrix keeps many
+ * warps loading, and a block loads its rows once for all its warps. With several rows, whose loads count, blocks have 8
+ * warps. On cards without clusters the warps of a block share the columns of 16 outputs. Their sums meet in a fixed
+ * order. Bytes: each weight code once per NT * 8 rows. */
 #ifndef NIB_CUDA_TILED_CUH
 #define NIB_CUDA_TILED_CUH
 
@@ -11,12 +12,13 @@
 #include "backend/cuda/device/products.cuh"
 #include "backend/cuda/device/rows.cuh"
 
-constexpr int kSpans = 4, kBlockOuts = kTileRows * kWarps;
+constexpr int kSpans = 4, kSpansMost = 8, kWarpsMost = 8;
 
 struct nib_tiled {
     struct nib_cuda_products p;
-    int32_t                  first_block[NIB_CUDA_PRODUCTS + 1]; /* of each weight; multiples of a cluster's size */
+    int32_t                  first_block[NIB_CUDA_PRODUCTS + 1]; /* of each weight; multiples of kSpansMost in clusters */
     int32_t                  piece_blocks, rows;                 /* rows: of x that a block takes */
+    int32_t                  warps;                              /* of a block: kWarps, or kWarpsMost */
     bool                     clusters;                           /* this card has them */
 };
 
@@ -28,38 +30,45 @@ void nib_cuda_tiled_plain32(struct nib_stream *s, const struct nib_tiled *a);
 void nib_cuda_tiled_any8(struct nib_stream *s, const struct nib_tiled *a);
 void nib_cuda_tiled_any32(struct nib_stream *s, const struct nib_tiled *a);
 
-/* Blocks, or warps, that share a matrix's columns: a function of the shape alone, as the order of sums must not depend
- * on anything else. */
-static __host__ __device__ inline int nib_spans_of(const struct nib_cuda_matrix &w)
+/* Blocks, or warps, that share a matrix's columns: a function of the shape and the card alone, as the order of sums
+ * must not depend on anything else. */
+static __host__ __device__ inline int nib_spans_of(const struct nib_cuda_matrix &w, bool clusters)
 {
-    return w.n_out < 24576 && w.n_in >= 4 * kBlockCols * kSpans ? kSpans : 1;
+    if (w.n_out >= 24576 || w.n_in < 4 * kBlockCols * kSpans)
+        return 1;
+    return clusters && w.n_out <= 2048 && w.n_in >= 4096 ? kSpansMost : kSpans;
 }
 
-template <int NT, bool plain>
-static __global__ void __launch_bounds__(kThreads, NT > 2 ? 2 : NT == 2 ? NIB_BLOCKS(4, 3, 2) : 4)
+template <int NT, bool plain, int W>
+static __global__ void __launch_bounds__(32 * W, (NT > 2 ? 2 : NT == 2 ? NIB_BLOCKS(4, 3, 2) : 4) * kWarps / W)
 tiled_products(const __grid_constant__ struct nib_tiled a)
 {
     nib_grid_release();
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ const uint16_t              *row[NT * 8];
-    __shared__ __align__(16) float          sums[kWarps][kTileRows * NT * 8];
+    __shared__ __align__(16) float          sums[W][kTileRows * NT * 8];
     int i = 0;
     while ((int32_t)blockIdx.x >= a.first_block[i + 1])
         i++;
     const struct nib_cuda_matrix &w = a.p.w[i];
     const struct nib_cuda_rows   &x = a.p.x[i];
-    int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_spans = nib_spans_of(w);
-    bool    by_warps = n_spans > 1 && !a.clusters; /* they share the columns */
-    int32_t index = (int32_t)blockIdx.x - a.first_block[i], outs = by_warps ? kTileRows : kBlockOuts;
+    int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_spans = nib_spans_of(w, a.clusters);
+    bool    by_warps = W == kSpans && n_spans > 1 && !a.clusters; /* they share the columns */
+    int32_t index = (int32_t)blockIdx.x - a.first_block[i], outs = by_warps ? kTileRows : kTileRows * W;
     int32_t span = by_warps ? warp : index % n_spans, o0 = (by_warps ? index : index / n_spans) * outs;
     int32_t o = by_warps ? o0 : o0 + warp * kTileRows, row0 = blockIdx.y * a.rows, count = min(a.rows, a.p.n - row0);
-    if (o0 >= w.n_out && (n_spans == 1 || by_warps)) /* fills up a cluster that shares nothing */
+    if (o0 >= w.n_out) { /* fills up a cluster, whose others may meet */
+        if (n_spans > 1 && !by_warps) {
+            nib_cluster_sync();
+            nib_cluster_sync();
+        }
         return;
+    }
     uint16_t *buffer = (uint16_t *)memory;
     if (by_warps)
         buffer += 2 * span * x.n_parts * count * nib_row_halves(a.piece_blocks);
     struct nib_row_source rows = nib_row_source_of(row, x, count, w.n_in, span, n_spans, a.piece_blocks,
-                                                   by_warps ? 0 : warp, by_warps ? 1 : kWarps, buffer);
+                                                   by_warps ? 0 : warp, by_warps ? 1 : W, buffer);
     /* A warp behind the last tile loads rows with the others, and its sums are never looked at. */
     struct nib_tile t = nib_tile_of(w, 0, min(o, w.n_out - 1) / kTileRows, lane);
 
@@ -92,10 +101,10 @@ tiled_products(const __grid_constant__ struct nib_tiled a)
     float alpha = nib_alpha_of(w, 0);
     if (n_spans == 1 || by_warps) {
         __syncthreads();
-        for (int e = threadIdx.x; e < outs * count; e += kThreads) {
+        for (int e = threadIdx.x; e < outs * count; e += 32 * W) {
             int   at = e % outs, r = e / outs, place = at % kTileRows * NT * 8 + r;
             float sum = by_warps ? 0 : sums[at / kTileRows][place];
-            for (int k = 0; by_warps && k < kWarps; k++)
+            for (int k = 0; by_warps && k < W; k++)
                 sum += sums[k][place];
             if (o0 + at < w.n_out)
                 nib_mat_set(a.p.y[i], row0 + r, o0 + at, nib_row_scaled(sum, alpha, x, row0 + r));
@@ -104,9 +113,9 @@ tiled_products(const __grid_constant__ struct nib_tiled a)
     }
     /* Each of the blocks that share the columns finishes as many outputs. */
     nib_cluster_sync();
-    int      per_block = kBlockOuts / n_spans;
+    int      per_block = kTileRows * W / n_spans;
     uint32_t first = nib_cluster_rank() - (uint32_t)span;
-    for (int e = threadIdx.x; e < per_block * count; e += kThreads) {
+    for (int e = threadIdx.x; e < per_block * count; e += 32 * W) {
         int   at = span * per_block + e % per_block, r = e / per_block;
         float sum = 0;
         for (int k = 0; k < n_spans; k++)
@@ -118,13 +127,13 @@ tiled_products(const __grid_constant__ struct nib_tiled a)
 }
 
 /* A block takes as many rows as its product does, or as its memory on this card holds. */
-template <int NT, bool plain> static void nib_tiled_launch(struct nib_stream *s, const struct nib_tiled *a)
+template <int NT, bool plain, int W> static void nib_tiled_launch(struct nib_stream *s, const struct nib_tiled *a)
 {
-    constexpr size_t kStatic = NT * 8 * (sizeof(uint16_t *) + kWarps * kTileRows * sizeof(float));
+    constexpr size_t kStatic = NT * 8 * (sizeof(uint16_t *) + W * kTileRows * sizeof(float));
     struct nib_tiled b = *a;
     int              spans = 1, parts = 1;
     for (int i = 0; i < a->p.n_weights; i++) {
-        spans = max(spans, nib_spans_of(a->p.w[i]));
+        spans = max(spans, nib_spans_of(a->p.w[i], a->clusters));
         parts = max(parts, a->p.x[i].n_parts);
     }
     int    buffers = a->clusters ? 1 : spans;
@@ -134,8 +143,8 @@ template <int NT, bool plain> static void nib_tiled_launch(struct nib_stream *s,
     b.piece_blocks = nib_piece_blocks(rows * parts * buffers);
     size_t bytes = nib_rows_bytes(buffers, parts, rows, b.piece_blocks);
     dim3   grid((unsigned)a->first_block[a->p.n_weights], (unsigned)((a->p.n + b.rows - 1) / b.rows));
-    cudaFuncSetAttribute(tiled_products<NT, plain>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    nib_launch_cluster(s, a->clusters ? (unsigned)spans : 1, tiled_products<NT, plain>, grid, kThreads, bytes, b);
+    cudaFuncSetAttribute(tiled_products<NT, plain, W>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    nib_launch_cluster(s, a->clusters ? (unsigned)spans : 1, tiled_products<NT, plain, W>, grid, 32 * W, bytes, b);
 }
 
 #endif
