@@ -272,7 +272,7 @@ static void bench_product(enum nib_weight_type type, int32_t n_out, int32_t n_in
     struct product p = {.n = 1};
     p.w[0] = bench_weight(type, 1, n_out, n_in);
     double bytes = (double)bench_weight_bytes(p.w[0]);
-    while ((double)p.n * bytes < 400e6 && p.n < N_COPIES_MAX) {
+    while (((double)p.n * bytes < 400e6 || p.n < 8) && p.n < N_COPIES_MAX) {
         p.w[p.n] = bench_weight(type, 1, n_out, n_in);
         p.n++;
     }
@@ -307,6 +307,7 @@ static void bench_linear(void)
     bench_product(NIB_WEIGHT_MXFP4, 7168, 16384, rows, 4);
     bench_product(NIB_WEIGHT_FP8, 7168, 16384, rows, 4);
     bench_product(NIB_WEIGHT_BF16, 7168, 16384, rows, 4);
+    bench_product(NIB_WEIGHT_BF16, 8192, 4096, rows, 4);
     bench_close();
 }
 
