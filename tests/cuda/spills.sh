@@ -10,8 +10,9 @@ known='sm_90a hc_pre_rows 12
 sm_90a sample_slices 8
 sm_90a attend_wide<2, 76
 sm_90a down<2, 44
-sm_90a gate_up<2, 48
-sm_90a tiled_products<2, 24'
+sm_90a down<1, 24
+sm_90a gate_up<2, 56
+sm_90a tiled_products<2, 36'
 
 cuda=$source/src/backend/cuda
 for file in "$cuda"/any/*.cu "$cuda"/sm90a/*.cu "$cuda"/sm100a/*.cu "$cuda"/sm120a/*.cu; do
