@@ -12,6 +12,7 @@ sm_90a attend_wide<2, 76
 sm_90a down<2, 44
 sm_90a down<1, 24
 sm_90a gate_up<2, 56
+sm_90a tiled_products<1, 8
 sm_90a tiled_products<2, 36'
 
 cuda=$source/src/backend/cuda

@@ -40,7 +40,7 @@ static __host__ __device__ inline int nib_spans_of(const struct nib_cuda_matrix 
 }
 
 template <int NT, bool plain, int W>
-static __global__ void __launch_bounds__(32 * W, (NT > 2 ? 2 : NT == 2 ? NIB_BLOCKS(4, 3, 2) : 4) * kWarps / W)
+static __global__ void __launch_bounds__(32 * W, (NT > 2 ? 2 : NT == 2 ? NIB_BLOCKS(4, 2, 2) : 4) * kWarps / W)
 tiled_products(const __grid_constant__ struct nib_tiled a)
 {
     nib_grid_release();
