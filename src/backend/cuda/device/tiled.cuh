@@ -16,7 +16,7 @@ constexpr int kSpans = 4, kSpansMost = 8, kWarpsMost = 8;
 
 struct nib_tiled {
     struct nib_cuda_products p;
-    int32_t                  first_block[NIB_CUDA_PRODUCTS + 1]; /* of each weight; multiples of kSpansMost in clusters */
+    int32_t                  first_block[NIB_CUDA_PRODUCTS + 1]; /* of each weight; in clusters multiples of 8 */
     int32_t                  piece_blocks, rows;                 /* rows: of x that a block takes */
     int32_t                  warps;                              /* of a block: kWarps, or kWarpsMost */
     bool                     clusters;                           /* this card has them */
@@ -40,7 +40,8 @@ static __host__ __device__ inline int nib_spans_of(const struct nib_cuda_matrix 
 }
 
 template <int NT, bool plain, int W>
-static __global__ void __launch_bounds__(32 * W, (NT > 2 ? 2 : NT == 2 ? NIB_BLOCKS(4, 2, 2) : 4) * kWarps / W)
+static __global__ void
+__launch_bounds__(32 * W, (NT > 2 ? 2 : NT == 2 ? NIB_BLOCKS(4, 2, 2) : NIB_BLOCKS(4, 4, 3)) * kWarps / W)
 tiled_products(const __grid_constant__ struct nib_tiled a)
 {
     nib_grid_release();
