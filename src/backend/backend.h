@@ -246,7 +246,8 @@ struct nib_compress_args {
  * all of them, without scores. Otherwise q is rotated by RoPE (and, for FP4 keys, Hadamard and FP4) and
  *   score[c] = sum_h (weight[h] * scale) * max(0, dot(q[h], key[c])),  h ascending,
  * and the top_k largest are taken, ties to the lowest entry, listed ascending. q is changed in place.
- * BF16 q rows: q rounded to bf16 after each step, each dot product, weight * scale and the final score rounded to bf16. */
+ * BF16 q rows: q rounded to bf16 after each step, each dot product, weight * scale and the final score rounded to bf16.
+ * fp32 q rows and keys that bf16 holds: a device may take a query's values as the sum of two bf16 numbers, 2^-17 of it off. */
 struct nib_index_select_args {
     struct nib_mat         q;      /* [n_rows, n_heads * dim] */
     struct nib_mat         weight; /* [n_rows, n_heads] */
@@ -265,7 +266,9 @@ struct nib_index_select_args {
  * p = softmax over { scale * dot(q[h], row_j) } and the sink logit sink[h] (which has no row); o is then rotated
  * back (angle of the query's position, negative sine).
  * ratio 0: window only. selected == NULL: all entries below (pos + 1) / ratio; else the listed ones.
- * bf16 queries: a device may round exp(score - some maximum) to bf16 before it multiplies a row, as the release does. */
+ * bf16 queries: a device may round exp(score - some maximum) to bf16 before it multiplies a row, as the release does.
+ * fp32 queries and rows that bf16 holds: it may take both a query's values and that weight as the sum of two bf16
+ * numbers, 2^-17 of it off. */
 struct nib_attend_args {
     struct nib_mat         q;    /* [n_rows, n_heads * head_dim], normed and rotated */
     const float           *sink; /* [n_heads] */

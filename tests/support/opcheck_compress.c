@@ -272,6 +272,8 @@ static void judge_score(const struct index_select *a, const struct oc_result *go
         }
         float  w = (float)a->weight.value[t * a->n_heads + h] * a->scale;
         double dot_err = oc_dot_bound(mag, a->d) + (q->kind == OC_BF16 ? OC_B16 * fabs(dot) : 0);
+        if (q->kind == OC_F32 && a->keys.format == NIB_ROW_BF16) /* a query may be two bf16 numbers */
+            dot_err += 0x1p-17 * mag;
         w = q->kind == OC_BF16 ? oc_bf16_round(w) : w;
         score += (double)w * (dot < 0 ? 0 : dot);
         err += fabs((double)w) * dot_err;

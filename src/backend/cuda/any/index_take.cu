@@ -10,14 +10,18 @@
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kKeys = 32, kKeysAimed = 4;
 constexpr int kClusterMost = 16, kClusterPortable = 8;
-constexpr int kBins = 256,
-              kCopies = 8; /* most scores share their first digit: lanes count in histograms of their own */
+constexpr int kDigit = 11, kBins = 1 << kDigit; /* two digits mostly say which keys are taken */
+constexpr int kCopies = 2; /* lanes count in histograms of their own, as many scores share a digit */
+constexpr int kGroupBins = kBins / kWarps;
+static_assert(kBins == 2 * kThreads, "a thread adds up two bins, a warp a group of 64");
+static_assert(kGroupBins * kClusterMost == kThreads, "a thread asks one block for one bin of a group");
 
 struct take_shared {
     int32_t copies[kBins * kCopies];
     int32_t histogram[2][kBins]; /* of this block, in turns: others may still read the last one */
-    int32_t total[kBins];        /* of the cluster */
-    int32_t state[2];
+    int32_t group[2][kWarps];    /* its sums over 64 bins each */
+    int32_t bin[kGroupBins];     /* of one group, over the cluster */
+    int32_t state[5];
     int32_t above[kWarps], equal[kWarps];
     int32_t block[2]; /* entries above the cut and at it */
 };
@@ -31,65 +35,91 @@ NIB_DEVICE uint32_t score_key(float v)
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* Counts of the digit at `shift` over the cluster, of keys that agree with the cut so far. */
-NIB_DEVICE void count_digits(struct take_shared *m, const uint32_t key[kKeys], int32_t n_held, int32_t passes,
-                             uint32_t cut, int shift, int turn)
+/* Of 32 counts, a lane each, the highest lane at which the sum from the top on reaches `wanted`: whether it is this one, and
+ * the sum of the lanes above. */
+NIB_DEVICE bool reaches(int32_t own, int32_t wanted, int32_t *above)
 {
-    for (int i = threadIdx.x; i < kBins * kCopies; i += kThreads)
+    int32_t lane = threadIdx.x % 32, sum = own;
+    for (int offset = 1; offset < 32; offset *= 2) {
+        int32_t higher = __shfl_down_sync(~0u, sum, offset);
+        sum += lane + offset < 32 ? higher : 0;
+    }
+    *above = sum - own;
+    return sum - own < wanted && sum >= wanted;
+}
+
+/* Counts of the digit at `shift` in this block, of keys that agree with the cut in the bits from shift + n_bits on. */
+NIB_DEVICE void count_digits(struct take_shared *m, const uint32_t key[kKeys], int32_t n_held, int32_t passes,
+                             uint32_t cut, int shift, int n_bits, int turn)
+{
+    int      t = (int)threadIdx.x;
+    uint32_t mask = (1u << n_bits) - 1;
+    for (int i = t; i < kBins * kCopies; i += kThreads)
         m->copies[i] = 0;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kKeys; i++) {
         if (i >= passes)
             break;
-        if (i < n_held && (shift == 24 || key[i] >> (shift + 8) == cut >> (shift + 8)))
-            atomicAdd(&m->copies[(key[i] >> shift & 255u) * kCopies + threadIdx.x % kCopies], 1);
+        if (i < n_held && (shift + n_bits == 32 || key[i] >> (shift + n_bits) == cut >> (shift + n_bits)))
+            atomicAdd(&m->copies[(key[i] >> shift & mask) * kCopies + t % kCopies], 1);
     }
     __syncthreads();
-    if (threadIdx.x < kBins) {
-        int32_t sum = 0;
-        for (int c = 0; c < kCopies; c++)
-            sum += m->copies[threadIdx.x * kCopies + c];
-        m->histogram[turn][threadIdx.x] = sum;
+    int32_t low = 0, high = 0;
+    for (int c = 0; c < kCopies; c++) {
+        low += m->copies[2 * t * kCopies + c];
+        high += m->copies[(2 * t + 1) * kCopies + c];
     }
-    uint32_t n_blocks = nib_cluster_size();
-    if (n_blocks > 1)
-        nib_cluster_sync();
-    else
-        __syncthreads();
-    if (threadIdx.x < kBins) {
-        int32_t sum = 0;
-#pragma unroll 4
-        for (uint32_t b = 0; b < n_blocks; b++)
-            sum += n_blocks > 1 ? nib_cluster_load(&m->histogram[turn][threadIdx.x], b)
-                                : m->histogram[turn][threadIdx.x];
-        m->total[threadIdx.x] = sum;
-    }
-    __syncthreads();
+    *(int2 *)&m->histogram[turn][2 * t] = make_int2(low, high);
+    int32_t sum = __reduce_add_sync(~0u, low + high);
+    if (t % 32 == 0)
+        m->group[turn][t / 32] = sum;
 }
 
-/* The digit in which the k-th largest lies, and how many of its keys are wanted, to m->state. */
-NIB_DEVICE void find_digit(struct take_shared *m, int32_t k)
+/* A digit of the cut: the bin in which the wanted-th largest key lies. First the group of bins is found, then the bin, so
+ * that blocks read little of each other. Afterwards `cut` has the digit, and *wanted keys of the bin are wanted; returns
+ * how many the bin has. */
+NIB_DEVICE int32_t find_digit(struct take_shared *m, const uint32_t key[kKeys], int32_t n_held, int32_t passes,
+                              int shift, int n_bits, int turn, uint32_t *cut, int32_t *wanted)
 {
-    if (threadIdx.x >= 32)
-        return;
-    /* Lane i holds bins 8i .. 8i+7; counts of higher lanes by a scan from the top. */
-    int32_t lane = threadIdx.x, own = 0, above;
-    for (int i = 0; i < 8; i++)
-        own += m->total[8 * lane + i];
-    above = own;
-    for (int offset = 1; offset < 32; offset *= 2) {
-        int32_t higher = __shfl_down_sync(~0u, above, offset);
-        above += lane + offset < 32 ? higher : 0;
+    int     t = (int)threadIdx.x, lane = t % 32, n_blocks = (int)nib_cluster_size();
+    int32_t above, sum = 0;
+    count_digits(m, key, n_held, passes, *cut, shift, n_bits, turn);
+    n_blocks > 1 ? nib_cluster_sync() : __syncthreads();
+    if (t < 32) {
+#pragma unroll
+        for (int b = 0; b < kClusterMost; b++)
+            if (b < n_blocks)
+                sum += n_blocks > 1 ? nib_cluster_load(&m->group[turn][lane], (uint32_t)b) : m->group[turn][lane];
+        if (reaches(sum, *wanted, &above)) {
+            m->state[3] = lane;
+            m->state[4] = *wanted - above;
+        }
     }
-    above -= own;
-    if (above < k && above + own >= k) {
-        int32_t bin = 8 * lane + 7;
-        while (above + m->total[bin] < k)
-            above += m->total[bin--];
-        m->state[0] = bin;
-        m->state[1] = k - above;
+    __syncthreads();
+    /* 16 lanes a bin, one for each block. */
+    int32_t bin = m->state[3] * kGroupBins + t / kClusterMost, block = t % kClusterMost, own = 0;
+    if (block < n_blocks)
+        own = n_blocks > 1 ? nib_cluster_load(&m->histogram[turn][bin], (uint32_t)block) : m->histogram[turn][bin];
+    for (int offset = 1; offset < kClusterMost; offset *= 2)
+        own += __shfl_xor_sync(~0u, own, offset);
+    if (block == 0)
+        m->bin[t / kClusterMost] = own;
+    __syncthreads();
+    if (t < 32) {
+        int2 two = *(const int2 *)&m->bin[2 * lane];
+        if (reaches(two.x + two.y, m->state[4], &above)) {
+            int32_t left = m->state[4] - above;
+            bool    high = two.y >= left;
+            m->state[0] = m->state[3] * kGroupBins + 2 * lane + high;
+            m->state[1] = high ? left : left - two.y;
+            m->state[2] = high ? two.y : two.x;
+        }
     }
+    __syncthreads();
+    *cut |= (uint32_t)m->state[0] << shift;
+    *wanted = m->state[1];
+    return m->state[2];
 }
 
 /* The cut among one or two keys a thread of one block, bit by bit: a count is one barrier, where a digit takes six. */
@@ -166,14 +196,23 @@ static __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < kKeys; i++)
         key[i] = i < n_held ? score_key(row[begin + 32 * i]) : 0;
     int32_t wanted = n;
-    if (n_blocks == 1 && passes <= 2)
+    if (n_blocks == 1 && passes <= 2) {
         cut = cut_by_bits(key, n_held, passes, &wanted);
-    for (int shift = n_blocks == 1 && passes <= 2 ? -1 : 24, turn = 0; shift >= 0; shift -= 8, turn ^= 1) {
-        count_digits(&m, key, n_held, passes, cut, shift, turn);
-        find_digit(&m, wanted);
-        __syncthreads();
-        cut |= (uint32_t)m.state[0] << shift;
-        wanted = m.state[1];
+    } else {
+        /* Bits that no longer matter are left out: where all keys of the last bin are taken, and below those of bf16. */
+        bool rounded = a.q.dtype == NIB_DTYPE_BF16;
+        int  shift = 32 - kDigit;
+        if (find_digit(&m, key, n_held, passes, shift, kDigit, 0, &cut, &wanted) > wanted) {
+            shift -= kDigit;
+            if (find_digit(&m, key, n_held, passes, shift, kDigit, 1, &cut, &wanted) > wanted && !rounded) {
+                (void)find_digit(&m, key, n_held, passes, 0, shift, 0, &cut, &wanted);
+                shift = 0;
+            }
+        }
+        cut >>= shift;
+#pragma unroll
+        for (int i = 0; i < kKeys; i++)
+            key[i] >>= shift;
     }
     /* `wanted` keys equal to the cut are taken, the first ones. */
     int32_t above = 0, equal = 0;

@@ -53,6 +53,15 @@ NIB_DEVICE int32_t nib_cluster_load(const int32_t *p, uint32_t rank)
     return v;
 }
 
+/* Two, 8 bytes aligned. */
+NIB_DEVICE int2 nib_cluster_load_pair(const int32_t *p, uint32_t rank)
+{
+    uint32_t there = nib_cluster_at(p, rank);
+    int2     v;
+    asm volatile("ld.shared::cluster.v2.s32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(there) : "memory");
+    return v;
+}
+
 NIB_DEVICE float nib_cluster_load_f32(const float *p, uint32_t rank)
 {
     uint32_t there = nib_cluster_at(p, rank);
@@ -69,6 +78,17 @@ NIB_DEVICE void nib_cluster_load_f32x4(const float *p, uint32_t rank, float v[4]
                  : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
                  : "r"(there)
                  : "memory");
+}
+
+NIB_DEVICE void nib_cluster_store_f32x4(float4 *p, uint32_t rank, float x, float y, float z, float w)
+{
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(nib_cluster_at(p, rank)), "f"(x), "f"(y), "f"(z), "f"(w)
+                 : "memory");
+}
+
+NIB_DEVICE void nib_cluster_store_f32(float *p, uint32_t rank, float v)
+{
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(nib_cluster_at(p, rank)), "f"(v) : "memory");
 }
 
 #endif

@@ -42,6 +42,13 @@ NIB_DEVICE uint32_t nib_pack_bf16x2(float low, float high)
     return d;
 }
 
+/* Each of two floats as the sum of two bf16 numbers, off by at most 2^-16 of it; low half first. */
+NIB_DEVICE void nib_split_bf16x2(float x, float y, uint32_t *high, uint32_t *low)
+{
+    *high = nib_pack_bf16x2(x, y);
+    *low = nib_pack_bf16x2(x - __uint_as_float(*high << 16), y - __uint_as_float(*high & 0xffff0000u));
+}
+
 /* 16 bytes that will not be read again soon: past L1, which keeps the activations. */
 NIB_DEVICE uint4 nib_load_stream(const void *p)
 {
