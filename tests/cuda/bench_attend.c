@@ -62,9 +62,11 @@ static struct nib_store make_store(enum nib_row_format format, int64_t n_pages, 
 static struct nib_rows make_rows(int32_t n_seqs, int32_t length, int32_t n_new)
 {
     const int32_t n = n_seqs * n_new, stride = length / NIB_PAGE_TOKENS + 1;
+    int32_t      *seq_start = calloc((size_t)n_seqs + 1, 4);
     int32_t      *pos = calloc((size_t)n, 4), *seq = calloc((size_t)n, 4), *page = calloc((size_t)(n_seqs * stride), 4);
     for (int32_t i = 0; i < n; i++) {
         seq[i] = i / n_new;
+        seq_start[seq[i] + 1] = i + 1;
         pos[i] = length - n_new + i % n_new;
     }
     for (int32_t i = 0; i < n_seqs * stride; i++)
@@ -73,10 +75,12 @@ static struct nib_rows make_rows(int32_t n_seqs, int32_t length, int32_t n_new)
                             .n_seqs = n_seqs,
                             .pos = bench_put(pos, (size_t)n * 4),
                             .seq = bench_put(seq, (size_t)n * 4),
+                            .seq_start = bench_put(seq_start, (size_t)(n_seqs + 1) * 4),
                             .page_stride = stride};
     rows.window_page = rows.entry_page = bench_put(page, (size_t)(n_seqs * stride) * 4);
     free(pos);
     free(seq);
+    free(seq_start);
     free(page);
     return rows;
 }
@@ -85,6 +89,7 @@ struct attend_case {
     const char         *name;
     enum nib_row_format format;
     int32_t             n_heads, ratio, top_k, n_seqs, length, n_new; /* top_k 0: all entries */
+    bool                f32;                                         /* queries and results */
 };
 
 struct attends {
@@ -141,10 +146,11 @@ static void bench_attend_case(const struct attend_case *c)
                                 .scale = 0.044194f,
                                 .rows = &rows,
                                 .rope = {bench_random(N_ROT / 2 * 4, true), N_ROT}};
-    a.q = (struct nib_mat){bench_random((size_t)n * (size_t)c->n_heads * DIM * 2, false), NIB_DTYPE_BF16, n,
-                           c->n_heads * DIM, c->n_heads * DIM};
-    a.o = (struct nib_mat){bench_random((size_t)n * (size_t)c->n_heads * DIM * 2, false), NIB_DTYPE_BF16, n,
-                           c->n_heads * DIM, c->n_heads * DIM};
+    const size_t each = c->f32 ? 4 : 2, all_heads = (size_t)n * (size_t)c->n_heads * DIM * each;
+    a.q = (struct nib_mat){bench_random(all_heads, c->f32), c->f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, n, c->n_heads * DIM,
+                           c->n_heads * DIM};
+    a.o = a.q;
+    a.o.data = bench_random(all_heads, c->f32);
     a.sink = bench_random((size_t)c->n_heads * 4, true);
     struct attends all = {.n_turns = n > 64 || g_once ? 1 : N_TURNS, .n_stores = n > 64 ? 1 : c->n_seqs == 64 ? 2 : N_TURNS};
     double per_row = WINDOW;
@@ -173,7 +179,7 @@ static void bench_attend_case(const struct attend_case *c)
     all.a = a;
     const double seconds = bench_graph_seconds(run_attend, &all, NULL) / all.n_turns;
     const double flops = 4.0 * DIM * c->n_heads * per_row * n;
-    const double bytes = (c->n_new == 1 ? per_row * (double)a.window.row_bytes * n : 0) + 4.0 * n * c->n_heads * DIM;
+    const double bytes = (c->n_new == 1 ? per_row * (double)a.window.row_bytes * n : 0) + 2.0 * (double)all_heads;
     const double by_bytes = bytes / g_copy_rate, by_flops = flops / BENCH_MATRIX_RATE;
     printf("attend %-26s %4d rows %3d heads: %8.2f us, %6.1f TFLOP/s; limits %6.2f us bytes, %6.2f us products; %4.1f "
            "%%\n",
@@ -199,6 +205,10 @@ void bench_attend(void)
         {"fp8, 512 of 16K", NIB_ROW_FP8, 64, 4, 512, 1, 16384, 4096},
         {"bf16, 1024 of 16K", NIB_ROW_BF16, 128, 4, 1024, 1, 16384, 2048},
         {"bf16, window", NIB_ROW_BF16, 64, 0, 0, 1, 16384, 4096},
+        {"bf16, 512 of 4K, fp32 q", NIB_ROW_BF16, 64, 4, 512, 1, 4096, 1, true},
+        {"bf16, 512 of 4K, fp32 q", NIB_ROW_BF16, 64, 4, 512, 64, 4096, 1, true},
+        {"fp8, 512 of 4K, fp32 q", NIB_ROW_FP8, 64, 4, 512, 64, 4096, 1, true},
+        {"bf16, 512 of 16K, fp32 q", NIB_ROW_BF16, 64, 4, 512, 1, 16384, 4096, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         bench_attend_case(&cases[i]);
@@ -218,7 +228,7 @@ static void run_index(void *data)
     }
 }
 
-static void bench_index_case(enum nib_row_format format, int32_t top_k, int32_t n_seqs, int32_t n_entries)
+static void bench_index_case(enum nib_row_format format, int32_t top_k, int32_t n_seqs, int32_t n_entries, bool f32)
 {
     const int32_t   length = n_entries * 4, n_heads = 64, dim = 128;
     struct nib_dims d = {.n_rows_max = n_seqs,
@@ -246,8 +256,8 @@ static void bench_index_case(enum nib_row_format format, int32_t top_k, int32_t 
                                       .scale = 0.011f,
                                       .rows = &rows,
                                       .rope = {bench_random(N_ROT / 2 * 4, true), N_ROT}};
-    a.q = (struct nib_mat){bench_random((size_t)(n_seqs * n_heads * dim) * 2, false), NIB_DTYPE_BF16, n_seqs,
-                           n_heads * dim, n_heads * dim};
+    a.q = (struct nib_mat){bench_random((size_t)(n_seqs * n_heads * dim) * (f32 ? 4 : 2), f32),
+                           f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, n_seqs, n_heads * dim, n_heads * dim};
     a.weight = (struct nib_mat){bench_random((size_t)(n_seqs * n_heads) * 4, true), NIB_DTYPE_F32, n_seqs, n_heads,
                                 n_heads};
     struct indexes all;
@@ -260,8 +270,8 @@ static void bench_index_case(enum nib_row_format format, int32_t top_k, int32_t 
     const double seconds = bench_graph_seconds(run_index, &all, NULL) / N_TURNS;
     const double flops = 2.0 * n_heads * dim * n_entries * n_seqs;
     const double bytes = (double)a.keys.row_bytes * n_entries * n_seqs;
-    printf("index  %s keys, %4d of %6d entries, %d rows: %8.2f us; limits %6.2f us bytes, %6.2f us products\n",
-           format == NIB_ROW_FP4 ? "fp4 " : "bf16", top_k, n_entries, n_seqs, seconds * 1e6, bytes / g_copy_rate * 1e6,
+    printf("index  %s keys, %s q, %4d of %6d entries, %d rows: %8.2f us; limits %6.2f us bytes, %6.2f us products\n",
+           format == NIB_ROW_FP4 ? "fp4 " : "bf16", f32 ? "fp32" : "bf16", top_k, n_entries, n_seqs, seconds * 1e6, bytes / g_copy_rate * 1e6,
            flops / BENCH_MATRIX_RATE * 1e6);
     bench_close();
 }
@@ -270,9 +280,11 @@ void bench_index(void)
 {
     for (int i = 0; i < 2; i++) {
         const enum nib_row_format f = i ? NIB_ROW_FP4 : NIB_ROW_BF16;
-        bench_index_case(f, 512, 1, 1024);
-        bench_index_case(f, 512, 1, 32768);
-        bench_index_case(f, 512, 1, 262144);
-        bench_index_case(f, 512, 8, 32768);
+        bench_index_case(f, 512, 1, 1024, false);
+        bench_index_case(f, 512, 1, 32768, false);
+        bench_index_case(f, 512, 1, 262144, false);
+        bench_index_case(f, 512, 8, 32768, false);
+        bench_index_case(f, 512, 1, 32768, true);
+        bench_index_case(f, 512, 1, 262144, true);
     }
 }

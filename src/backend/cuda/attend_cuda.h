@@ -8,9 +8,13 @@
 extern "C" {
 #endif
 
-/* bf16 queries over BF16 or FP8 rows on Hopper (sm90a/attend_sm90a.cu); false, and nothing done, for what it does not
+/* Queries over BF16, FP8 or NVFP4 rows on Hopper (sm90a/attend_sm90a.cu); false, and nothing done, for what it does not
  * take. */
 bool nib_cuda_attend_wide(struct nib_stream *s, const struct nib_attend_args *a);
+/* Of one format each. */
+void nib_cuda_attend_wide_bf16(struct nib_stream *s, const struct nib_attend_args *a);
+void nib_cuda_attend_wide_fp8(struct nib_stream *s, const struct nib_attend_args *a);
+void nib_cuda_attend_wide_nvfp4(struct nib_stream *s, const struct nib_attend_args *a);
 
 #ifdef __cplusplus
 }

@@ -278,7 +278,8 @@ enum nib_status nib_cuda_blackwell_moe(struct nib_stream *s, const struct nib_mo
 
 /* ---- Attention on tensor cores (any/attend_mma.cu) ---- */
 
-/* Whether it takes these arguments; nib_cuda_attend does everything. */
+/* Whether tensor cores' kernels take these rows and heads; whether this one takes the arguments. nib_cuda_attend does everything. */
+bool            nib_cuda_attend_rows_fit(const struct nib_attend_args *a);
 bool            nib_cuda_attend_mma_takes(const struct nib_attend_args *a);
 enum nib_status nib_cuda_attend_mma(struct nib_stream *s, const struct nib_attend_args *a);
 /* Up to this many rows a cluster of blocks shares each; more are another kernel variant, with its own order of sums. */

@@ -3,7 +3,7 @@
  * A block takes one query row and 8 heads, a warp a head; it walks the attended rows 32 at a time in ascending order,
  * decoded once for all its heads into shared memory. A lane scores one row of the 32, then owns channels 4 * lane + 128
  * * i of the output. The running maximum starts at the sink, whose weight is 1. */
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/attend_cuda.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/attended.cuh"
 
@@ -98,6 +98,10 @@ enum nib_status nib_cuda_attend(struct nib_stream *s, const struct nib_attend_ar
     dim3   grid((unsigned)((a->n_heads + kHeads - 1) / kHeads), (unsigned)a->rows->n_rows);
     if (a->rows->n_rows == 0)
         return NIB_OK;
+#ifdef NIB_CUDA_SM90A
+    if (nib_cuda_attend_wide(s, a))
+        return nib_cuda_check(s, cudaGetLastError(), "attend");
+#endif
     if (nib_cuda_attend_mma_takes(a))
         return nib_cuda_attend_mma(s, a);
     cudaFuncSetAttribute(attend_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);

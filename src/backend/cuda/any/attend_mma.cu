@@ -7,7 +7,7 @@
  * multiprocessors; a second kernel adds the spans of a query in order, with the sink, and rotates the result back.
  *
  * Bytes: each attended row once per 64 heads. Work: 2 * 512 multiply-adds per head and row. */
-#include "backend/cuda/attend_cuda.h"
+#include "backend/cuda/cuda.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/attended.cuh"
 
@@ -232,13 +232,19 @@ static __global__ void add_spans(const struct nib_attend_args a, const struct ni
         nib_mat_set(a.o, t, (int64_t)h * kD + c + i, v[i]);
 }
 
-bool nib_cuda_attend_mma_takes(const struct nib_attend_args *a)
+bool nib_cuda_attend_rows_fit(const struct nib_attend_args *a)
 {
     enum nib_row_format f = a->window.format;
-    return a->q.dtype == NIB_DTYPE_BF16 && a->head_dim == kD && a->rope.n_rot == kRot && a->q.stride % 8 == 0 &&
-           (uintptr_t)a->q.data % 16 == 0 && (f == NIB_ROW_BF16 || f == NIB_ROW_FP8 || f == NIB_ROW_NVFP4) &&
+    return a->head_dim == kD && a->rope.n_rot == kRot &&
+           (f == NIB_ROW_BF16 || f == NIB_ROW_FP8 || f == NIB_ROW_NVFP4) &&
            (a->ratio == 0 || a->entries.format == f) && (uintptr_t)a->window.base % 16 == 0 &&
            (uintptr_t)a->entries.base % 16 == 0;
+}
+
+bool nib_cuda_attend_mma_takes(const struct nib_attend_args *a)
+{
+    return a->q.dtype == NIB_DTYPE_BF16 && a->q.stride % 8 == 0 && (uintptr_t)a->q.data % 16 == 0 &&
+           nib_cuda_attend_rows_fit(a);
 }
 
 int64_t nib_cuda_attend_part_floats(int32_t n_heads)
@@ -274,10 +280,6 @@ enum nib_status nib_cuda_attend_mma(struct nib_stream *s, const struct nib_atten
 {
     int32_t n, n_rows = a->rows->n_rows;
     bool    few = n_rows <= NIB_CUDA_ATTEND_FEW;
-#ifdef NIB_CUDA_SM90A
-    if (nib_cuda_attend_wide(s, a))
-        return nib_cuda_check(s, cudaGetLastError(), "attend");
-#endif
     if (few && nib_cuda_attend_cluster(s, a))
         return nib_cuda_check(s, cudaGetLastError(), "attend");
     struct spans sp = spans_for(s, a, !few);

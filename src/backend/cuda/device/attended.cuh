@@ -52,34 +52,50 @@ NIB_DEVICE float nib_fp8_value(uint32_t code, float scale)
     return __uint_as_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f * scale;
 }
 
+/* Eight e4m3 bytes times 2^(scale_code - 127), exact. A byte's magnitude as the last exponent and first mantissa bits of
+ * a bf16 number is its value times 2^-120, subnormal where the byte is, so one product gives the rest; a scale above
+ * 2^7 is two, as no bf16 number is that large. */
+NIB_DEVICE uint4 nib_fp8_values(uint2 codes, uint32_t scale_code)
+{
+    uint32_t v[4] = {__byte_perm(codes.x, 0, 0x1404), __byte_perm(codes.x, 0, 0x3424), __byte_perm(codes.y, 0, 0x1404),
+                     __byte_perm(codes.y, 0, 0x3424)};
+    uint32_t factor = (min(scale_code, 134u) + 120u) << 7;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        v[i] = nib_mul_bf16x2((v[i] >> 4 & 0x07f007f0u) | (v[i] & 0x80008000u), factor | factor << 16);
+    if (scale_code > 134u) {
+        uint32_t rest = scale_code == 255u ? 0x7fc0u : (scale_code - 7u) << 7; /* 2^(scale_code - 134) */
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = nib_mul_bf16x2(v[i], rest | rest << 16);
+    }
+    return make_uint4(v[0], v[1], v[2], v[3]);
+}
+
 NIB_DEVICE void nib_attend_load_fp8(const uint8_t *row, uint16_t *to, int lane)
 {
-    for (int i = lane; i < kAttendNope / 8; i += 32) {
-        uint2 c = ((const uint2 *)row)[i];
-        float scale = nib_e8m0_value(row[kAttendNope + 2 * kAttendRot + i / 8]);
-        uint4 v;
-        v.x = nib_pack_bf16x2(nib_fp8_value(c.x & 255, scale), nib_fp8_value(c.x >> 8 & 255, scale));
-        v.y = nib_pack_bf16x2(nib_fp8_value(c.x >> 16 & 255, scale), nib_fp8_value(c.x >> 24, scale));
-        v.z = nib_pack_bf16x2(nib_fp8_value(c.y & 255, scale), nib_fp8_value(c.y >> 8 & 255, scale));
-        v.w = nib_pack_bf16x2(nib_fp8_value(c.y >> 16 & 255, scale), nib_fp8_value(c.y >> 24, scale));
-        ((uint4 *)to)[i] = v;
-    }
+    for (int i = lane; i < kAttendNope / 8; i += 32)
+        ((uint4 *)to)[i] = nib_fp8_values(((const uint2 *)row)[i], row[kAttendNope + 2 * kAttendRot + i / 8]);
     for (int i = lane; i < kAttendRot / 2; i += 32)
         ((uint32_t *)(to + kAttendNope))[i] = ((const uint32_t *)(row + kAttendNope))[i];
+}
+
+/* Eight E2M1 codes times their block's E4M3 scale. */
+NIB_DEVICE uint4 nib_nvfp4_values(uint32_t codes, uint32_t scale_code)
+{
+    uint32_t v[4];
+    float    scale = nib_e4m3_value(scale_code);
+    uint32_t pair = nib_pack_bf16x2(scale, scale);
+    nib_e2m1_bf16x8(codes, v);
+    return make_uint4(nib_mul_bf16x2(v[0], pair), nib_mul_bf16x2(v[1], pair), nib_mul_bf16x2(v[2], pair),
+                      nib_mul_bf16x2(v[3], pair));
 }
 
 NIB_DEVICE void nib_attend_load_nvfp4(const uint8_t *row, uint16_t *to, float *row_scale, int lane)
 {
     constexpr int g_at = kAttendNope / 2 + kAttendNope / 16;
-    for (int i = lane; i < kAttendNope / 8; i += 32) {
-        uint32_t v[4];
-        float    scale = nib_e4m3_value(row[kAttendNope / 2 + i / 2]);
-        uint32_t pair = nib_pack_bf16x2(scale, scale);
-        nib_e2m1_bf16x8(((const uint32_t *)row)[i], v);
-        for (int k = 0; k < 4; k++)
-            v[k] = nib_mul_bf16x2(v[k], pair);
-        ((uint4 *)to)[i] = make_uint4(v[0], v[1], v[2], v[3]);
-    }
+    for (int i = lane; i < kAttendNope / 8; i += 32)
+        ((uint4 *)to)[i] = nib_nvfp4_values(((const uint32_t *)row)[i], row[kAttendNope / 2 + i / 2]);
     for (int i = lane; i < kAttendRot / 2; i += 32)
         ((uint32_t *)(to + kAttendNope))[i] = ((const uint32_t *)(row + g_at + 4))[i];
     if (lane == 0)

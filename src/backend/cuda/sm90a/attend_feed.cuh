@@ -9,16 +9,24 @@
 constexpr int kD = kAttendDim, kNope = kAttendNope, kRot = kAttendRot;
 constexpr int kHeads = 64, kTile = 64, kStages = 2, kConsumers = 256, kFeeders = 128,
               kThreads = kConsumers + kFeeders;
+/* Heads of a block: an fp32 query takes two rows of the products' M, eight apart, one for each of its bf16 parts. */
+template <bool f32> constexpr int kItemHeads = f32 ? kHeads / 2 : kHeads;
 constexpr int kChunk = 64, kChunks = kD / kChunk; /* channels that stand together: a row of 128 bytes */
 constexpr int kSide = kD / 2, kSideChunks = kChunks / 2;
 
+constexpr int kHalfUnits = kSide / 8 / 2;
 struct shared {
-    uint16_t q[kChunks][kHeads][kChunk];
+    union {
+        uint16_t q[kChunks][kHeads][kChunk];
+        float4   other[kHalfUnits][kConsumers]; /* sums of the other block of two, as the threads hold them */
+    };
     union {
         uint16_t kv[kStages][kChunks][kTile][kChunk];
         float    o[kHeads][kD]; /* sums that the cluster adds up */
     };
     uint4    p[2][kTile / 16][128];       /* weights of a pair's tiles, as the threads hold them */
+    uint4    plain[kTile / 16][128];      /* of the first tile without the row scale that p has: NVFP4 rows */
+    float    row_scale[kStages][kTile];
     float2   most[2][128];                /* their maxima */
     float2   total[2][2][128];            /* of items in turns, of each warpgroup's tiles */
     float    angle[2][kRot];              /* of items in turns */
@@ -35,13 +43,13 @@ struct item {
     int32_t             h0, begin, end, n_parts;
 };
 
-template <int parts>
+template <int parts, bool f32>
 NIB_DEVICE struct item item_of(const struct nib_attend_args &a, const struct nib_rows &rows, int32_t first, int32_t i)
 {
     struct item it;
-    int32_t     n_groups = (a.n_heads + kHeads - 1) / kHeads;
+    int32_t     n_groups = (a.n_heads + kItemHeads<f32> - 1) / kItemHeads<f32>;
     it.t = first + i / n_groups;
-    it.h0 = i % n_groups * kHeads;
+    it.h0 = i % n_groups * kItemHeads<f32>;
     it.at = nib_attended_by(a, rows, it.t);
     int32_t share = parts == 1 ? it.at.n : max(16, (it.at.n + parts - 1) / parts);
     it.n_parts = (it.at.n + share - 1) / share;
@@ -146,19 +154,10 @@ NIB_DEVICE void fp8_fetch(const uint8_t *row, uint16_t (*tile)[kTile][kChunk], i
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-NIB_DEVICE uint4 fp8_decoded(uint2 c, uint32_t scale_code)
-{
-    float scale = nib_e8m0_value(scale_code);
-    return make_uint4(nib_pack_bf16x2(nib_fp8_value(c.x & 255, scale), nib_fp8_value(c.x >> 8 & 255, scale)),
-                      nib_pack_bf16x2(nib_fp8_value(c.x >> 16 & 255, scale), nib_fp8_value(c.x >> 24, scale)),
-                      nib_pack_bf16x2(nib_fp8_value(c.y & 255, scale), nib_fp8_value(c.y >> 8 & 255, scale)),
-                      nib_pack_bf16x2(nib_fp8_value(c.y >> 16 & 255, scale), nib_fp8_value(c.y >> 24, scale)));
-}
-
 /* Lane: units `lane` and 32 + lane of each row, the last eight of which are rotary channels, two pieces each. */
 NIB_DEVICE void fp8_decode(const uint8_t *row, uint16_t (*tile)[kTile][kChunk], int r0, int lane)
 {
-    constexpr int kRows = 2; /* read together before the first is written */
+    constexpr int kRows = 4; /* read together before the first is written */
     bool          rotary = lane >= kNope / 8 - 32;
     int           piece = rotary ? kNope / 8 + (lane - (kNope / 8 - 32)) * 2 : 32 + lane;
     __syncwarp(); /* all lanes' copies are there */
@@ -176,11 +175,63 @@ NIB_DEVICE void fp8_decode(const uint8_t *row, uint16_t (*tile)[kTile][kChunk], 
 #pragma unroll
         for (int i = 0; i < kRows; i++) {
             bool  there = row_of_lane(row, r + i) != NULL;
-            uint4 first = fp8_decoded(low[i], scales[i].x >> lane / 8 * 8 & 255u),
+            uint4 first = nib_fp8_values(low[i], scales[i].x >> lane / 8 * 8 & 255u),
                   second = rotary ? make_uint4(high[i].x, high[i].y, more[i].x, more[i].y)
-                                  : fp8_decoded(high[i], scales[i].y >> lane / 8 * 8 & 255u);
+                                  : nib_fp8_values(high[i], scales[i].y >> lane / 8 * 8 & 255u);
             *unit_of(tile, r0 + r + i, lane) = there ? first : make_uint4(0, 0, 0, 0);
             *unit_of(tile, r0 + r + i, 32 + lane) = there ? second : make_uint4(0, 0, 0, 0);
+        }
+    }
+    proxy_fence();
+}
+
+/* An NVFP4 row: rotary channels to where they belong, the 256 bytes before them, as stored, to the row's place in the
+ * first two chunks. */
+constexpr int kRawUnits = 16, kNvfp4Units = kRawUnits + 2 * kRot / 16;
+
+NIB_DEVICE void nvfp4_fetch(const uint8_t *row, uint16_t (*tile)[kTile][kChunk], int r0, int lane)
+{
+#pragma unroll 4
+    for (int i = lane; i < 16 * kNvfp4Units; i += 32) {
+        int            r = i / kNvfp4Units, unit = i % kNvfp4Units;
+        const uint8_t *from = row_of_lane(row, r);
+        uint4         *to = unit < kRawUnits ? (uint4 *)tile[unit / 8][r0 + r] + unit % 8
+                                             : unit_of(tile, r0 + r, kNope / 8 + unit - kRawUnits);
+        if (from)
+            copy_unit(to, (const uint4 *)from + unit, true);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* The row scale stays apart. */
+NIB_DEVICE void nvfp4_decode(const uint8_t *row, uint16_t (*tile)[kTile][kChunk], float *row_scale, int r0, int lane)
+{
+    constexpr int kRows = 4;
+    bool          rotary = lane >= kNope / 8 - 32;
+    __syncwarp();
+#pragma unroll 1
+    for (int r = 0; r < 16; r += kRows) {
+        uint32_t low[kRows], high[kRows], scale[kRows][2];
+        float    g[kRows];
+#pragma unroll
+        for (int i = 0; i < kRows; i++) {
+            const uint8_t *scales = (const uint8_t *)tile[1][r0 + r + i] + kNope / 2 - 2 * kChunk;
+            low[i] = ((const uint32_t *)tile[0][r0 + r + i])[lane];
+            high[i] = ((const uint32_t *)tile[1][r0 + r + i])[rotary ? 0 : lane];
+            scale[i][0] = scales[lane / 2];
+            scale[i][1] = scales[rotary ? 0 : 16 + lane / 2];
+            g[i] = *(const float *)(scales + kNope / 16);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < kRows; i++) {
+            bool there = row_of_lane(row, r + i) != NULL;
+            *unit_of(tile, r0 + r + i, lane) = there ? nib_nvfp4_values(low[i], scale[i][0]) : make_uint4(0, 0, 0, 0);
+            if (!rotary || !there)
+                *unit_of(tile, r0 + r + i, 32 + lane) =
+                    there ? nib_nvfp4_values(high[i], scale[i][1]) : make_uint4(0, 0, 0, 0);
+            if (lane == 0)
+                row_scale[r0 + r + i] = there ? g[i] : 0;
         }
     }
     proxy_fence();
@@ -203,6 +254,38 @@ NIB_DEVICE const uint8_t *address_of(const struct places &p, int32_t j, int32_t 
     return j >= p.it->end              ? NULL
            : j < p.it->at.n_window ? nib_store_at(p.a->window, p.it->at.window_page, place)
                                        : nib_store_at(p.a->entries, p.it->at.entry_page, place);
+}
+
+/* fp32 queries as two bf16 numbers, whose sum they are but for 2^-16. */
+NIB_DEVICE void feed_query_f32(const struct nib_attend_args &a, const struct item &it, struct shared *m)
+{
+    constexpr int kEach = 4; /* heads read together before the first is written */
+    int           unit = (threadIdx.x - kConsumers) % (kD / 8), h0 = (threadIdx.x - kConsumers) / (kD / 8);
+    const float  *q = (const float *)a.q.data + it.t * a.q.stride + unit * 8;
+#pragma unroll 1
+    for (int h = h0; h < kItemHeads<true>; h += kEach * (kFeeders / (kD / 8))) {
+        float x[kEach][8] = {};
+#pragma unroll
+        for (int i = 0; i < kEach; i++) {
+            int head = it.h0 + h + i * (kFeeders / (kD / 8));
+            if (head < a.n_heads) {
+                *(float4 *)x[i] = *(const float4 *)(q + (int64_t)head * kD);
+                *(float4 *)(x[i] + 4) = *(const float4 *)(q + (int64_t)head * kD + 4);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kEach; i++) {
+            int      at = h + i * (kFeeders / (kD / 8));
+            uint32_t high[4], low[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                nib_split_bf16x2(x[i][2 * k], x[i][2 * k + 1], &high[k], &low[k]);
+            *unit_of(m->q, at / 8 * 16 + at % 8, unit) = make_uint4(high[0], high[1], high[2], high[3]);
+            *unit_of(m->q, at / 8 * 16 + at % 8 + 8, unit) = make_uint4(low[0], low[1], low[2], low[3]);
+        }
+    }
+    proxy_fence();
+    nib_barrier_arrive(&m->q_full);
 }
 
 NIB_DEVICE void feed_query(const struct nib_attend_args &a, const struct item &it, struct shared *m)
@@ -264,9 +347,10 @@ NIB_DEVICE void feed_bf16(const struct nib_attend_args &a, const struct item &it
     }
 }
 
-/* FP8 rows, a pair of tiles at a time: the second one's places may only be free once the first one has been used, and
+/* FP8 or NVFP4 rows, a pair of tiles at a time: the second one's places may only be free once the first one has been used, and
  * the first one's once the pair before is done with, so both are asked for before either is decoded. */
-NIB_DEVICE void feed_fp8(const struct nib_attend_args &a, const struct item &it, struct shared *m, uint32_t c)
+template <int format>
+NIB_DEVICE void feed_packed(const struct nib_attend_args &a, const struct item &it, struct shared *m, uint32_t c)
 {
     int           warp = (threadIdx.x - kConsumers) / 32, lane = threadIdx.x % 32, r0 = warp * 16;
     struct places p = {&a, &it};
@@ -282,7 +366,8 @@ NIB_DEVICE void feed_fp8(const struct nib_attend_args &a, const struct item &it,
                 break;
             place_wait(m, c + t, 0);
             place_wait(m, c + t, 1);
-            fp8_fetch(row[t], m->kv[(c + t) % kStages], r0, lane);
+            format == NIB_ROW_FP8 ? fp8_fetch(row[t], m->kv[(c + t) % kStages], r0, lane)
+                                  : nvfp4_fetch(row[t], m->kv[(c + t) % kStages], r0, lane);
         }
 #pragma unroll
         for (int t = 0; t < 2; t++) {
@@ -292,7 +377,10 @@ NIB_DEVICE void feed_fp8(const struct nib_attend_args &a, const struct item &it,
                 asm volatile("cp.async.wait_group 1;" ::: "memory");
             else
                 asm volatile("cp.async.wait_group 0;" ::: "memory");
-            fp8_decode(row[t], m->kv[(c + t) % kStages], r0, lane);
+            if (format == NIB_ROW_FP8)
+                fp8_decode(row[t], m->kv[(c + t) % kStages], r0, lane);
+            else
+                nvfp4_decode(row[t], m->kv[(c + t) % kStages], m->row_scale[(c + t) % kStages], r0, lane);
             nib_barrier_arrive(&m->full[(c + t) % kStages][0]);
             nib_barrier_arrive(&m->full[(c + t) % kStages][1]);
         }

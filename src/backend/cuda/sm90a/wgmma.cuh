@@ -81,6 +81,18 @@ NIB_DEVICE void nib_wgmma_bf16_rows(float (&d)[128], const uint32_t a[4], uint64
     NIB_WGMMA_BF16(256, NIB_R0_127, "{%128, %129, %130, %131}, %132, 1, 1, 1, 1", NIB_F64(0), NIB_F64(64));
 }
 
+/* Only the first 192 columns, and only the other 64. */
+NIB_DEVICE void nib_wgmma_bf16_rows_192(float (&d)[128], const uint32_t a[4], uint64_t b)
+{
+    NIB_WGMMA_BF16(192, NIB_R0_63 ", " NIB_R64 ", " NIB_R80, "{%96, %97, %98, %99}, %100, 1, 1, 1, 1", NIB_F64(0),
+                   NIB_F16(64), NIB_F16(80));
+}
+
+NIB_DEVICE void nib_wgmma_bf16_rows_behind_192(float (&d)[128], const uint32_t a[4], uint64_t b)
+{
+    NIB_WGMMA_BF16(64, NIB_R0 ", " NIB_R16, "{%32, %33, %34, %35}, %36, 1, 1, 1, 1", NIB_F16(96), NIB_F16(112));
+}
+
 #undef NIB_WGMMA_BF16
 #undef NIB_R0_127
 #undef NIB_R0_63

@@ -1,0 +1,648 @@
+/* Attention on Hopper's wgmma: bf16 queries of 64 heads of 512 channels over BF16 or FP8 rows.
+ *
+ * A block takes one query row and 64 heads, which are the M of its products, and walks what the row attends to in pairs
+ * of tiles of 64 rows. Each row is brought into shared memory once for both products: as the K-major operand of the
+ * scores and, read along its channels, as the operand of the sums. Two warpgroups work in turns, so that one's products
+ * run while the other makes weights of scores: the first scores the first tile of a pair, the second the second one,
+ * and each adds up one side, 256 channels, of both. Warps of the same number hold the same heads in both groups; they
+ * hand over weights and maxima through shared memory, lane by lane. A third warpgroup brings rows, a side of a tile as
+ * soon as its place is free. Weights are bf16, as in the release; scores and sums are fp32.
+ *
+ * Many rows: a block a multiprocessor takes one after the other, and the next one's query and rows come while the last
+ * one is finished. Fewer: a cluster of two blocks shares a row's tiles, or of eight, which add up in each other's
+ * shared memory.
+ *
+ * Counts for a pair: 4 * 2 * 64 * 64 * 512 multiply-adds, 4096 clocks at 2048 a clock; 128 KB from L2.
+ *
+ * Registers: 128 of sums, 32 of scores and 32 of weights a thread, 216 for these warpgroups and 72 for the third: in
+ * sum no more than the 168 a thread that the block has at entry. Shared memory: query 64 KB, tiles 128 KB, weights 16 KB. */
+#ifndef NIB_CUDA_ATTEND_WIDE_CUH
+#define NIB_CUDA_ATTEND_WIDE_CUH
+
+#include "backend/cuda/attend_cuda.h"
+#include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/sm90a/attend_feed.cuh"
+#include "backend/cuda/sm90a/wgmma.cuh"
+
+constexpr int kFew = 8; /* blocks of a row where there are few */
+
+/* ---- Products ---- */
+
+/* An operand with a swizzle of 128 bytes. K-major: groups of 8 rows are 1024 bytes apart. Along the channels: `next`
+ * bytes to the next 64 of them, and 1024 to the next 8 rows, which are k there. */
+NIB_DEVICE uint64_t descriptor(const void *p, uint32_t next)
+{
+    return (uint64_t)(nib_shared_address(p) >> 4 & 0x3fffu) | (uint64_t)(next >> 4) << 16 |
+           (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+#define F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define F16(i) F4(i), F4(i + 4), F4(i + 8), F4(i + 12)
+NIB_DEVICE void product_scores(float (&d)[32], uint64_t a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, 1, 1, 1, 0, 0;"
+                 : F16(0), F16(16)
+                 : "l"(a), "l"(b));
+}
+#undef F4
+#undef F16
+
+/* Scores or weights of a tile's rows times their row scales. */
+NIB_DEVICE void scale_rows(const float *row_scale, int lane, float (&s)[32])
+{
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+        float2 g = *(const float2 *)&row_scale[i * 2 + lane % 4 * 2];
+        s[i] *= g.x;
+        s[i + 1] *= g.y;
+        s[i + 2] *= g.x;
+        s[i + 3] *= g.y;
+    }
+}
+
+/* Scores of tile number c. scaled: a row scale belongs to all channels but the rotary ones, which come last. */
+template <bool scaled> NIB_DEVICE void score(struct shared *m, uint32_t c, int lane, float (&s)[32])
+{
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        s[i] = 0;
+    settled(s);
+    side_wait(m, c, 0);
+    side_wait(m, c, 1);
+    nib_wgmma_fence();
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; chunk++) {
+        if (scaled && chunk == kNope / kChunk) {
+            nib_wgmma_commit();
+            nib_wgmma_wait();
+            settled(s);
+            scale_rows(m->row_scale[c % kStages], lane, s);
+            settled(s);
+            nib_wgmma_fence();
+        }
+        uint64_t q = descriptor(m->q[chunk], 16), kv = descriptor(m->kv[c % kStages][chunk], 16);
+#pragma unroll
+        for (int k = 0; k < kChunk / 16; k++)
+            product_scores(s, q + 2 * k, kv + 2 * k); /* 32 bytes */
+    }
+    nib_wgmma_commit();
+    nib_wgmma_wait();
+    settled(s);
+}
+
+/* Starts adding weights times a side of tile number c; plain: weights of the rotary channels, where they are others. */
+template <int side, bool scaled>
+NIB_DEVICE void start_sums(struct shared *m, uint32_t c, const uint4 (&p)[kTile / 16], const uint4 (&plain)[kTile / 16],
+                           float (&o)[128])
+{
+    settled(o);
+    nib_wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kTile / 16; k++) {
+        uint32_t w[4] = {p[k].x, p[k].y, p[k].z, p[k].w};
+        uint64_t rows = descriptor(m->kv[c % kStages][side * kSideChunks][k * 16], kTile * kChunk * 2);
+        if (scaled && side == 1) {
+            uint32_t v[4] = {plain[k].x, plain[k].y, plain[k].z, plain[k].w};
+            nib_wgmma_bf16_rows_192(o, w, rows);
+            nib_wgmma_bf16_rows_behind_192(
+                o, v, descriptor(m->kv[c % kStages][kNope / kChunk][k * 16], kTile * kChunk * 2));
+        } else {
+            nib_wgmma_bf16_rows(o, w, rows);
+        }
+    }
+    nib_wgmma_commit();
+}
+
+/* ---- Weights: a thread holds heads 16 * warp + lane / 4 (+ 8) ---- */
+
+struct softmax {
+    float factor;           /* of a score, so that weights are powers of two */
+    float most[2], total[2];
+};
+
+NIB_DEVICE float power_of_2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Raises the maxima; older sums shrink by *shrink, which the totals have done then. */
+NIB_DEVICE void raise(struct softmax *w, const float most[2], float shrink[2])
+{
+    for (int c = 0; c < 2; c++) {
+        shrink[c] = w->most[c] == -INFINITY ? 0 : power_of_2((w->most[c] - most[c]) * w->factor);
+        w->total[c] *= shrink[c];
+        w->most[c] = most[c];
+    }
+}
+
+NIB_DEVICE void shrink_sums(float (&o)[128], const float shrink[2])
+{
+    if (!__any_sync(~0u, shrink[0] != 1 || shrink[1] != 1))
+        return;
+#pragma unroll
+    for (int i = 0; i < 128; i++)
+        o[i] *= shrink[i / 2 % 2];
+}
+
+/* Weights as the operand of the sums; of an fp32 query in two parts, in the rows of M that its own parts have. */
+template <bool f32>
+NIB_DEVICE void as_operand(const float (&s)[32], uint4 (&p)[kTile / 16])
+{
+#pragma unroll
+    for (int k = 0; k < kTile / 16; k++) {
+        if (f32) {
+            nib_split_bf16x2(s[8 * k], s[8 * k + 1], &p[k].x, &p[k].y);
+            nib_split_bf16x2(s[8 * k + 4], s[8 * k + 5], &p[k].z, &p[k].w);
+        } else {
+            p[k] = make_uint4(nib_pack_bf16x2(s[8 * k], s[8 * k + 1]), nib_pack_bf16x2(s[8 * k + 2], s[8 * k + 3]),
+                              nib_pack_bf16x2(s[8 * k + 4], s[8 * k + 5]), nib_pack_bf16x2(s[8 * k + 6], s[8 * k + 7]));
+        }
+    }
+}
+
+/* Weights of a tile of which n rows are there. fp32 queries: the scores of a head's two parts belong together. scaled: p
+ * has the row scales, plain has not. */
+template <bool f32, bool scaled>
+NIB_DEVICE void weigh(float (&s)[32], int32_t n, int lane, const float *row_scale, struct softmax *w, float shrink[2],
+                      uint4 (&p)[kTile / 16], uint4 (&plain)[kTile / 16])
+{
+    float top[2] = {w->most[0], w->most[1]}, least[2];
+#pragma unroll
+    for (int i = 0; f32 && i < 32; i++)
+        s[i] = i / 2 % 2 == 0 ? s[i] + s[i + 2] : s[i - 2];
+    if (n < kTile) {
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            s[i] = i / 4 * 8 + lane % 4 * 2 + i % 2 < n ? s[i] : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        top[c] = fmaxf(top[c], __shfl_xor_sync(~0u, top[c], 1));
+        top[c] = fmaxf(top[c], __shfl_xor_sync(~0u, top[c], 2));
+        least[c] = top[c] == -INFINITY ? 0 : top[c] * w->factor;
+    }
+    raise(w, top, shrink);
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        if (f32 && i / 2 % 2)
+            continue;
+        s[i] = power_of_2(fmaf(s[i], w->factor, -least[i / 2 % 2])); /* NaN passes */
+        w->total[i / 2 % 2] += s[i];
+    }
+    if (f32)
+        w->total[1] = w->total[0];
+    if (scaled) {
+        as_operand<f32>(s, plain);
+        scale_rows(row_scale, lane, s);
+    }
+    as_operand<f32>(s, p);
+}
+
+/* Weights and maxima of the pair's tile `which` to the other warpgroup, and from it. */
+NIB_DEVICE void hand_over(struct shared *m, int which, const uint4 (&p)[kTile / 16], const float most[2])
+{
+    int i = threadIdx.x % 128;
+#pragma unroll
+    for (int k = 0; k < kTile / 16; k++)
+        m->p[which][k][i] = p[k];
+    m->most[which][i] = make_float2(most[0], most[1]);
+    pair_arrive(which, i / 32);
+}
+
+NIB_DEVICE void take_over(struct shared *m, int which, uint4 (&p)[kTile / 16], float most[2])
+{
+    int i = threadIdx.x % 128;
+    pair_sync(which, i / 32);
+#pragma unroll
+    for (int k = 0; k < kTile / 16; k++)
+        p[k] = m->p[which][k][i];
+    float2 v = m->most[which][i];
+    most[0] = v.x;
+    most[1] = v.y;
+}
+
+/* ---- An item's pairs of tiles ---- */
+
+/* The next query may come; or, with two blocks, what the other one adds up for this one. */
+template <int parts> NIB_DEVICE void query_release(struct shared *m, int lane)
+{
+    if (parts == 2)
+        nib_cluster_arrive();
+    else if (lane == 0)
+        nib_barrier_arrive(&m->q_empty);
+}
+
+/* The first warpgroup: scores the first tile of every pair, number c being the item's first; adds up the lower side. */
+template <int parts, bool f32, bool scaled>
+NIB_DEVICE void walk_first(struct shared *m, const struct item &it, uint32_t c, int lane, struct softmax *w,
+                           float (&o)[128])
+{
+    float shrink[2], most[2];
+    uint4 p[kTile / 16], plain[kTile / 16];
+    for (int32_t base = it.begin; base < it.end; base += 2 * kTile, c += 2) {
+        bool second = base + kTile < it.end;
+        {
+            float s[32];
+            score<scaled>(m, c, lane, s);
+            if (base + 2 * kTile >= it.end)
+                query_release<parts>(m, lane);
+            weigh<f32, scaled>(s, it.end - base, lane, m->row_scale[c % kStages], w, shrink, p, plain);
+        }
+        for (int k = 0; scaled && k < kTile / 16; k++)
+            m->plain[k][threadIdx.x % 128] = plain[k];
+        hand_over(m, kFirstReady, p, w->most);
+        shrink_sums(o, shrink);
+        start_sums<0, scaled>(m, c, p, plain, o);
+        if (second) {
+            take_over(m, kSecondReady, p, most);
+            raise(w, most, shrink);
+            side_wait(m, c + 1, 0);
+        }
+        nib_wgmma_wait();
+        settled(o);
+        side_release(m, c, 0, lane);
+        if (!second)
+            break;
+        shrink_sums(o, shrink);
+        start_sums<0, scaled>(m, c + 1, p, plain, o);
+        nib_wgmma_wait();
+        settled(o);
+        side_release(m, c + 1, 0, lane);
+    }
+}
+
+/* The second: scores the second tile, adds up the upper side. */
+template <int parts, bool f32, bool scaled>
+NIB_DEVICE void walk_second(struct shared *m, const struct item &it, uint32_t c, int lane, struct softmax *w,
+                            float (&o)[128])
+{
+    float shrink[2], most[2];
+    uint4 p[kTile / 16], plain[kTile / 16];
+    if (it.begin + kTile >= it.end)
+        query_release<parts>(m, lane);
+    for (int32_t base = it.begin; base < it.end; base += 2 * kTile, c += 2) {
+        bool  second = base + kTile < it.end;
+        float s[32];
+        if (second) {
+            score<scaled>(m, c + 1, lane, s);
+            if (base + 3 * kTile >= it.end)
+                query_release<parts>(m, lane);
+        }
+        take_over(m, kFirstReady, p, most);
+        for (int k = 0; scaled && k < kTile / 16; k++)
+            plain[k] = m->plain[k][threadIdx.x % 128];
+        raise(w, most, shrink);
+        side_wait(m, c, 1);
+        shrink_sums(o, shrink);
+        start_sums<1, scaled>(m, c, p, plain, o);
+        if (second) { /* while the sums run */
+            weigh<f32, scaled>(s, it.end - base - kTile, lane, m->row_scale[(c + 1) % kStages], w, shrink, p, plain);
+            hand_over(m, kSecondReady, p, w->most);
+        }
+        nib_wgmma_wait();
+        settled(o);
+        side_release(m, c, 1, lane);
+        if (!second)
+            break;
+        shrink_sums(o, shrink);
+        start_sums<1, scaled>(m, c + 1, p, plain, o);
+        nib_wgmma_wait();
+        settled(o);
+        side_release(m, c + 1, 1, lane);
+    }
+}
+
+/* ---- Results ---- */
+
+/* Totals of the whole item. */
+NIB_DEVICE void add_totals(struct shared *m, int group, int turn, struct softmax *w)
+{
+    int i = threadIdx.x % 128;
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        w->total[c] += __shfl_xor_sync(~0u, w->total[c], 1);
+        w->total[c] += __shfl_xor_sync(~0u, w->total[c], 2);
+    }
+    m->total[turn][group][i] = make_float2(w->total[0], w->total[1]);
+    pair_sync(kBothDone, i / 32);
+    float2 first = m->total[turn][0][i], second = m->total[turn][1][i];
+    w->total[0] = first.x + second.x;
+    w->total[1] = first.y + second.y;
+}
+
+/* Four lanes hold two neighbouring channels of four groups of eight each: afterwards a lane has one group. */
+NIB_DEVICE void turn_quad(uint32_t (&v)[4], int lane)
+{
+    bool odd = lane & 1, high = lane & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t x = __shfl_xor_sync(~0u, odd ? v[i] : v[i + 1], 1);
+        v[i] = odd ? x : v[i];
+        v[i + 1] = odd ? v[i + 1] : x;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t x = __shfl_xor_sync(~0u, high ? v[i] : v[i + 2], 2);
+        v[i] = high ? x : v[i];
+        v[i + 2] = high ? v[i + 2] : x;
+    }
+}
+
+/* What sums are multiplied by at last, with the sink among the weights. most: of the scores as products give them. */
+NIB_DEVICE float last_factor(float sink, float most, float total, float scale)
+{
+    float top = fmaxf(sink, most * scale), shrink = most == -INFINITY ? 0 : expf(most * scale - top);
+    return shrink / fmaf(total, shrink, expf(sink - top));
+}
+
+/* Where a thread's heads are, of the item's: two for bf16 queries, eight apart; one for fp32 ones. */
+template <bool f32> NIB_DEVICE int head_of(int warp, int lane, int c)
+{
+    return f32 ? warp * 8 + lane / 4 : warp * 16 + lane / 4 + c * 8;
+}
+
+/* The sums of both parts of an fp32 query are one. */
+NIB_DEVICE void join_parts(float (&o)[128])
+{
+#pragma unroll
+    for (int i = 0; i < 128; i += 4) {
+        o[i] += o[i + 2];
+        o[i + 1] += o[i + 3];
+    }
+}
+
+/* n groups of eight channels from `channel` on of a thread's head c, times the factor and rotated back. */
+template <bool f32, int n>
+NIB_DEVICE void store_head(const struct nib_attend_args &a, const struct item &it, int head, int c, int lane,
+                           int channel, const float *angle, float factor, const float (&o)[4 * n])
+{
+    bool    there = head < a.n_heads;
+    int64_t at = it.t * a.o.stride + (int64_t)head * kD + channel;
+#pragma unroll
+    for (int i = 0; i < n; i += 4) {
+        uint32_t v[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            float even = o[(i + k) * 4 + c * 2] * factor, odd = o[(i + k) * 4 + c * 2 + 1] * factor;
+            if (channel + (i + k) * 8 >= kNope) {
+                int pair = (channel + (i + k) * 8 - kNope) / 2 + lane % 4;
+                nib_rotate_pair(&even, &odd, angle[pair], -angle[kRot / 2 + pair]);
+            }
+            v[k] = nib_pack_bf16x2(even, odd);
+            if (f32 && there)
+                *(float2 *)((float *)a.o.data + at + (i + k) * 8 + lane % 4 * 2) = make_float2(even, odd);
+        }
+        if (f32)
+            continue;
+        turn_quad(v, lane);
+        if (there)
+            *(uint4 *)((uint16_t *)a.o.data + at + (i + lane % 4) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+/* An item that one block has done: a side of its channels. */
+template <int side, bool f32>
+NIB_DEVICE void store_item(const struct nib_attend_args &a, const struct item &it, int warp, int lane,
+                           const float *angle, const struct softmax &w, float (&o)[128])
+{
+#pragma unroll
+    for (int c = 0; c < (f32 ? 1 : 2); c++) {
+        int   head = it.h0 + head_of<f32>(warp, lane, c);
+        float factor = last_factor(head < a.n_heads ? a.sink[head] : 0, w.most[c], w.total[c], a.scale);
+        store_head<f32, kSide / 8>(a, it, head, c, lane, side * kSide, angle, factor, o);
+    }
+}
+
+/* Of two blocks each finishes half of a side's channels: a thread sends the sums of the other half to the thread of the
+ * same number in the other block, into the place of its query, which both are done with. */
+template <bool f32>
+NIB_DEVICE void exchange_and_store(const struct nib_attend_args &a, const struct item &it, int group, int warp,
+                                   int lane, struct shared *m, const float *angle, const struct softmax &w,
+                                   float (&o)[128])
+{
+    uint32_t rank = nib_cluster_rank();
+    float    own[4 * kHalfUnits], factor[2], other_factor[2];
+    nib_cluster_wait(); /* for both blocks' release of the query */
+#pragma unroll
+    for (int i = 0; i < kHalfUnits; i++) {
+        float give[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            give[k] = rank ? o[4 * i + k] : o[4 * (kHalfUnits + i) + k];
+            own[4 * i + k] = rank ? o[4 * (kHalfUnits + i) + k] : o[4 * i + k];
+        }
+        nib_cluster_store_f32x4(&m->other[i][threadIdx.x], 1 - rank, give[0], give[1], give[2], give[3]);
+    }
+    for (int c = 0; group == 0 && lane % 4 == 0 && c < (f32 ? 1 : 2); c++) {
+        nib_cluster_store_f32(&m->head_most[head_of<f32>(warp, lane, c)], 1 - rank, w.most[c]);
+        nib_cluster_store_f32(&m->head_total[head_of<f32>(warp, lane, c)], 1 - rank, w.total[c]);
+    }
+    nib_cluster_sync();
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        int   h = head_of<f32>(warp, lane, c);
+        float sink = it.h0 + h < a.n_heads ? a.sink[it.h0 + h] : 0, other_total = m->head_total[h];
+        float most = w.most[c] * a.scale, other = m->head_most[h] * a.scale, top = fmaxf(sink, fmaxf(most, other));
+        factor[c] = most == -INFINITY ? 0 : expf(most - top);
+        other_factor[c] = other == -INFINITY ? 0 : expf(other - top);
+        float total = w.total[c] * factor[c], both = other_total * other_factor[c] + total;
+        both += expf(sink - top);
+        factor[c] /= both;
+        other_factor[c] /= both;
+    }
+#pragma unroll
+    for (int i = 0; i < kHalfUnits; i++) {
+        float4 x = m->other[i][threadIdx.x];
+        own[4 * i] = fmaf(own[4 * i], factor[0], x.x * other_factor[0]);
+        own[4 * i + 1] = fmaf(own[4 * i + 1], factor[0], x.y * other_factor[0]);
+        own[4 * i + 2] = fmaf(own[4 * i + 2], factor[1], x.z * other_factor[1]);
+        own[4 * i + 3] = fmaf(own[4 * i + 3], factor[1], x.w * other_factor[1]);
+    }
+#pragma unroll
+    for (int c = 0; c < (f32 ? 1 : 2); c++)
+        store_head<f32, kHalfUnits>(a, it, it.h0 + head_of<f32>(warp, lane, c), c, lane,
+                                    group * kSide + (int)rank * (kSide / 2), angle, 1, own);
+}
+
+/* Where a head's sums of eight channels from c on stand: heads next to each other on different banks. */
+NIB_DEVICE float *sums_at(struct shared *m, int h, int c)
+{
+    return &m->o[h][c ^ h % 8 * 8];
+}
+
+/* A block's part of an item, for the cluster. */
+template <bool f32>
+NIB_DEVICE void put_sums(struct shared *m, int side, int warp, int lane, const struct softmax &w, const float (&o)[128])
+{
+    consumers_sync(); /* no product reads the tiles any more */
+#pragma unroll
+    for (int c = 0; c < (f32 ? 1 : 2); c++) {
+        int h = head_of<f32>(warp, lane, c);
+#pragma unroll
+        for (int i = 0; i < kSide / 8; i++)
+            *(float2 *)(sums_at(m, h, side * kSide + i * 8) + lane % 4 * 2) =
+                make_float2(o[i * 4 + c * 2], o[i * 4 + c * 2 + 1]);
+        if (side == 0 && lane % 4 == 0) {
+            m->head_most[h] = w.most[c];
+            m->head_total[h] = w.total[c];
+        }
+    }
+}
+
+/* A block's share of an item's heads, eight channels a thread at a time, parts in ascending order. */
+template <int parts, bool f32>
+NIB_DEVICE void add_parts(const struct nib_attend_args &a, const struct item &it, const float *angle, struct shared *m)
+{
+    constexpr int kOwn = kItemHeads<f32> / parts, kUnits = kOwn * (kD / 8);
+    for (int u = threadIdx.x; u < kUnits; u += kConsumers) {
+        int   h = (int)nib_cluster_rank() * kOwn + u / (kD / 8), c = u % (kD / 8) * 8, head = it.h0 + h;
+        float x[parts][8], most[parts], part_total[parts];
+        if (head >= a.n_heads)
+            continue;
+#pragma unroll
+        for (int b = 0; b < parts; b++) {
+            uint32_t from = min(b, it.n_parts - 1); /* without a branch, so that all reads are on their way together */
+            most[b] = nib_cluster_load_f32(&m->head_most[h], from) * a.scale;
+            part_total[b] = nib_cluster_load_f32(&m->head_total[h], from);
+            nib_cluster_load_f32x4(sums_at(m, h, c), from, x[b]);
+            nib_cluster_load_f32x4(sums_at(m, h, c) + 4, from, x[b] + 4);
+        }
+        float top = a.sink[head], o[8] = {};
+#pragma unroll
+        for (int b = 0; b < parts; b++)
+            top = b < it.n_parts ? fmaxf(top, most[b]) : top;
+        float total = expf(a.sink[head] - top);
+#pragma unroll
+        for (int b = 0; b < parts; b++) {
+            float w = b >= it.n_parts || most[b] == -INFINITY ? 0 : expf(most[b] - top);
+            total = b < it.n_parts ? fmaf(part_total[b], w, total) : total;
+            for (int i = 0; b < it.n_parts && i < 8; i++)
+                o[i] = fmaf(x[b][i], w, o[i]);
+        }
+        for (int i = 0; i < 8; i++)
+            o[i] /= total;
+        for (int i = 0; c >= kNope && i < 8; i += 2) {
+            int pair = (c - kNope + i) / 2;
+            nib_rotate_pair(&o[i], &o[i + 1], angle[pair], -angle[kRot / 2 + pair]);
+        }
+        nib_mat_set8(a.o, it.t, (int64_t)head * kD + c, o);
+    }
+}
+
+/* ---- Kernel ---- */
+
+/* Grid: items in turns (parts 1), or a cluster of `parts` blocks an item. */
+template <int format, int parts, bool f32> static __global__ void __launch_bounds__(kThreads, 1)
+    attend_wide(const __grid_constant__ struct nib_attend_args a, const __grid_constant__ struct nib_rows rows,
+                int32_t first, int32_t n_items)
+{
+    nib_grid_release();
+    constexpr bool            scaled = format == NIB_ROW_NVFP4;
+    extern __shared__ uint8_t memory[];
+    struct shared *m = (struct shared *)(memory + (kAlign - nib_shared_address(memory) % kAlign) % kAlign);
+    int32_t        i = (int32_t)blockIdx.x / parts, step = parts == 1 ? (int32_t)gridDim.x : n_items;
+    uint32_t       c = 0; /* tiles so far */
+    int            turn = 0, phase = 0;
+    if (threadIdx.x == 0) {
+        for (int k = 0; k < kStages * 2; k++) {
+            nib_barrier_init(&m->full[k / 2][k % 2], kFeeders);
+            nib_barrier_init(&m->empty[k / 2][k % 2], 4);
+        }
+        nib_barrier_init(&m->q_full, kFeeders);
+        nib_barrier_init(&m->angles, kRot / 2);
+        nib_barrier_init(&m->q_empty, kConsumers / 32);
+    }
+    __syncthreads();
+    nib_grid_wait();
+    if (threadIdx.x >= kConsumers) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        for (; i < n_items; i += step, turn ^= 1, phase++) {
+            struct item it = item_of<parts, f32>(a, rows, first, i);
+            if (phase > 0)
+                nib_barrier_wait(&m->q_empty, (uint32_t)(phase - 1) & 1u);
+            f32 ? feed_query_f32(a, it, m) : feed_query(a, it, m);
+            format == NIB_ROW_BF16 ? feed_bf16(a, it, m, c) : feed_packed<format>(a, it, m, c);
+            feed_angles(a, rows, it, m, turn);
+            c += (uint32_t)(it.end - it.begin + kTile - 1) / kTile;
+        }
+        if (parts > 1) { /* as often as the other warpgroups */
+            nib_cluster_sync();
+            nib_cluster_sync();
+        }
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    for (; i < n_items; i += step, turn ^= 1) {
+        struct item    it = item_of<parts, f32>(a, rows, first, i);
+        struct softmax w = {a.scale * 1.44269504f, {-INFINITY, -INFINITY}, {0, 0}};
+        float          o[128];
+#pragma unroll
+        for (int k = 0; k < 128; k++)
+            o[k] = 0;
+        nib_barrier_wait(&m->q_full, (uint32_t)turn);
+        proxy_fence();
+        if (it.begin >= it.end)
+            query_release<parts>(m, lane);
+        else
+            group == 0 ? walk_first<parts, f32, scaled>(m, it, c, lane, &w, o)
+                       : walk_second<parts, f32, scaled>(m, it, c, lane, &w, o);
+        if (f32)
+            join_parts(o);
+        add_totals(m, group, turn, &w);
+        nib_barrier_wait(&m->angles, (uint32_t)turn);
+        c += (uint32_t)(it.end - it.begin + kTile - 1) / kTile;
+        if (parts == 1) {
+            group == 0 ? store_item<0, f32>(a, it, warp, lane, m->angle[turn], w, o)
+                       : store_item<1, f32>(a, it, warp, lane, m->angle[turn], w, o);
+        } else if (parts == 2) {
+            exchange_and_store<f32>(a, it, group, warp, lane, m, m->angle[turn], w, o);
+        } else {
+            put_sums<f32>(m, group, warp, lane, w, o);
+            nib_cluster_sync();
+            add_parts<parts, f32>(a, it, m->angle[turn], m);
+            nib_cluster_sync(); /* others may still read this block's memory */
+        }
+    }
+}
+
+/* ---- Host ---- */
+
+template <int format, int parts, bool f32>
+static void launch(struct nib_stream *s, const struct nib_attend_args *a, int32_t n_groups)
+{
+    auto *kernel = attend_wide<format, parts, f32>;
+    int   bytes = (int)sizeof(struct shared) + kAlign;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    for (int32_t first = 0; first < a->rows->n_rows; first += 32768) {
+        int32_t n = (a->rows->n_rows - first < 32768 ? a->rows->n_rows - first : 32768) * n_groups;
+        int32_t blocks = parts > 1 ? n * parts : n < s->n_sms ? n : s->n_sms;
+        nib_launch_cluster(s, parts, kernel, (unsigned)blocks, kThreads, (size_t)bytes, *a, *a->rows, first, n);
+    }
+}
+
+template <int format, bool f32> static void launch_items(struct nib_stream *s, const struct nib_attend_args *a)
+{
+    int32_t n_groups = (a->n_heads + kItemHeads<f32> - 1) / kItemHeads<f32>, n_rows = a->rows->n_rows;
+    if (n_rows <= NIB_CUDA_ATTEND_FEW)
+        launch<format, kFew, f32>(s, a, n_groups);
+    else if ((int64_t)n_rows * n_groups * 2 <= s->n_sms)
+        launch<format, 2, f32>(s, a, n_groups);
+    else
+        launch<format, 1, f32>(s, a, n_groups);
+}
+
+template <int format> static void launch_format(struct nib_stream *s, const struct nib_attend_args *a)
+{
+    a->q.dtype == NIB_DTYPE_F32 ? launch_items<format, true>(s, a) : launch_items<format, false>(s, a);
+}
+
+#endif
