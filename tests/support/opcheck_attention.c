@@ -357,7 +357,9 @@ void oc_check_attend(struct oc_case *c)
     a.scale = (float)pow(a.d, -0.5);
     a.padding = c->index / 4 % 4 == 3 ? 5 : 8;
     a.rope = oc_rope_new(c, n_rot);
-    a.dtype = oc_chance(c, a.d == 512 ? 0.8 : 0.3) || c->format == NIB_ACT_NVFP4 ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
+    a.dtype = oc_chance(c, a.d == 512 ? 0.8 : 0.3) ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
+    if (c->format == NIB_ACT_NVFP4) /* each with every format of rows and weights */
+        a.dtype = (c->index + c->index / 6) % 2 ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
     a.q = oc_mat_new(c, a.dtype, a.seqs.n_rows, a.n_heads * a.d, oc_chance(c, 0.2) ? 5 : 1, oc_chance(c, 0.1));
     a.sink = oc_floats(c, a.n_heads, 0, 2);
     if (oc_chance(c, 0.1))

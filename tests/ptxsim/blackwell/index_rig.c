@@ -53,6 +53,8 @@ static void make(const struct index_problem *p, struct index_data *d)
             x[70] = NAN;
         encode(p, x, row);
         decode(p, row, d->q + i * DIM);
+        if (!p->fp4 && p->q_f32)
+            memcpy(d->q + i * DIM, x, sizeof x);
     }
     for (int32_t i = 0; i < PAGES * PAGE; i++) {
         for (int k = 0; k < DIM; k++)
@@ -111,7 +113,8 @@ static void put(const struct index_problem *p, struct index_data *d)
 
 /* ---- What it must give ----
  *
- * A dot product is exact but for one rounding to fp32 per product of 64 values (bf16 keys: 16) and group; then, with
+ * A dot product is exact but for one rounding to fp32 per product of 64 values (bf16 keys: 16) and group, and with fp32
+ * queries of BF16 keys for what two bf16 parts of a query leave, 2^-18 of it, and their sum; then, with
  * bf16 queries, comes a rounding to bf16, whose outcome is known to lie between those of the ends of what went before. So it
  * does for the sum over heads, fp32 in ascending order. */
 #define U 0x1p-24
@@ -133,6 +136,7 @@ static struct range score_of(const struct index_problem *p, const struct index_d
     struct range sum = {0, 0};
     double       size = 0;
     bool         bf16 = !p->q_f32;
+    double       two_parts = p->q_f32 && !p->fp4 ? 0x1p-18 + 2 * U : 0;
     for (int32_t h = 0; h < p->n_heads; h++) {
         const float *q = d->q + (t * p->n_heads + h) * DIM;
         double       dot = 0, all = 0;
@@ -142,7 +146,7 @@ static struct range score_of(const struct index_problem *p, const struct index_d
             all += fabs(v);
         }
         float        x = d->weight[t * 3 + h] * d->args.a.scale;
-        double       w = (double)(bf16 ? rig_from_bf16(rig_bf16(x)) : x), slack = (p->fp4 ? 8 : 16) * U * all;
+        double       w = (double)(bf16 ? rig_from_bf16(rig_bf16(x)) : x), slack = ((p->fp4 ? 8 : 16) * U + two_parts) * all;
         struct range r = rounded((struct range){dot - slack, dot + slack}, bf16);
         r.low = r.low < 0 ? 0 : r.low;
         r.high = r.high < 0 ? 0 : r.high;

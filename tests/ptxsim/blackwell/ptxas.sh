@@ -34,8 +34,12 @@ combine combine 40 0
 attend attend_bf16 168 0
 attend attend_fp8 168 0
 attend attend_nvfp4 168 0
+attend attend_f32_bf16 168 0
+attend attend_f32_fp8 168 0
+attend attend_f32_nvfp4 168 0
 index index_fp4 104 640
-index index_bf16 104 640'
+index index_bf16 104 640
+index index_f32_bf16 104 640'
     ;;
 sm120a)
     emitted=120a plan='linear linear_128 232 2048

@@ -13,7 +13,7 @@ if [ "$2" = sm100a ] || [ "$2" = sm120a ]; then
         card=100
         plain=
         nvfp4='norm linear_one linear_pair place groups experts_in_16 experts_in_96 experts_out_16 experts_out_96 swiglu_act pack_scales
-            attend_bf16 attend_fp8 attend_nvfp4 index_fp4 index_bf16'
+            attend_bf16 attend_fp8 attend_nvfp4 attend_f32_bf16 attend_f32_fp8 attend_f32_nvfp4 index_fp4 index_bf16 index_f32_bf16'
         fp8='fp8_one fp8_pair mxfp4_one mxfp4_pair mxfp4_in_16 mxfp4_in_96 mxfp4_out_16 mxfp4_out_96 place groups swiglu_act combine pack_scales'
         ;;
     sm120a)

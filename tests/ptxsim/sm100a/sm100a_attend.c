@@ -18,7 +18,8 @@ struct problem {
     struct nib_sm100a_attend_args args;
     struct rows                  window, entries;
     int32_t                     *pos, *seq, page[2][SEQS * PAGES], *selected, *n_selected;
-    uint16_t                    *q;
+    uint16_t                    *half; /* queries as bf16 */
+    float                       *q;    /* their values */
     float                       *sink, freq[ROT / 2];
     uint64_t                     seed;
 };
@@ -98,7 +99,8 @@ static void spice(struct problem *p)
     float    x[D];
     int32_t  n;
     if (p->r->spice == RIG_NOT_FINITE) {
-        p->q[3] = 0x7fc0; /* head 0 of the first query */
+        p->half[3] = 0x7fc0; /* head 0 of the first query */
+        p->q[3] = NAN;
         n = attended(p, p->r->n_rows - 1, row); /* of the other sequence */
         for (int k = 0; k < D; k++)
             x[k] = 1;
@@ -113,7 +115,7 @@ static void spice(struct problem *p)
         int64_t      at = row[j] >= 0 ? row[j] : -1 - row[j];
         int32_t      h = (int32_t)(rig_next(&p->seed) % (uint32_t)p->r->n_heads);
         for (int k = 0; k < D; k++)
-            x[k] = rig_from_bf16(p->q[h * D + k]) * (float)(j + 1) / 64.0f + 0.25f * rig_value(&p->seed);
+            x[k] = p->q[h * D + k] * (float)(j + 1) / 64.0f + 0.25f * rig_value(&p->seed);
         encode(p->r->format, x, s->bytes + at * s->row_bytes);
     }
     free(row);
@@ -150,9 +152,14 @@ static void make_problem(struct problem *p, const struct rig_attend *r)
             p->page[which][i] = (i * 5 + which * 7) % (SEQS * PAGES);
     for (int32_t t = 0; r->top_k && t < n; t++)
         pick(p, t);
-    p->q = take(2 * (size_t)(n * r->n_heads * D));
-    for (int64_t i = 0; i < (int64_t)n * r->n_heads * D; i++)
-        p->q[i] = rig_bf16(rig_value(&p->seed) * 1.5f);
+    p->half = take(2 * (size_t)(n * r->n_heads * D));
+    p->q = take(4 * (size_t)(n * r->n_heads * D));
+    for (int64_t i = 0; i < (int64_t)n * r->n_heads * D; i++) {
+        p->q[i] = rig_value(&p->seed) * 1.37f;
+        p->half[i] = rig_bf16(p->q[i]);
+        if (!r->f32)
+            p->q[i] = rig_from_bf16(p->half[i]);
+    }
     p->sink = take(4 * (size_t)r->n_heads);
     for (int32_t h = 0; h < r->n_heads; h++)
         p->sink[h] = h % 5 == 4 ? -INFINITY : 2 * rig_value(&p->seed);
@@ -183,7 +190,9 @@ static void put(struct problem *p)
     struct nib_attend_args  *a = &p->args.a;
     p->m = px_machine_new(&r->config);
     assert_non_null(p->m);
-    a->q = (struct nib_mat){rig_alloc(p->m, 2 * (size_t)(n * cols), p->q), NIB_DTYPE_BF16, n, cols, cols};
+    a->q = (struct nib_mat){r->f32 ? rig_alloc(p->m, 4 * (size_t)(n * cols), p->q)
+                                  : rig_alloc(p->m, 2 * (size_t)(n * cols), p->half),
+                           r->f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, n, cols, cols};
     a->o = (struct nib_mat){rig_alloc(p->m, (size_t)n * (size_t)stride * 4, NULL),
                             r->o_f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, n, cols, stride};
     a->sink = rig_alloc(p->m, 4 * (size_t)r->n_heads, p->sink);
@@ -215,7 +224,8 @@ static void put(struct problem *p)
 /* ---- What it must give ----
  *
  * A score is a sum of 512 products, rounded to fp32 after every 16 (NVFP4: and once more for the row scale), and 8 more
- * roundings up to its power of two, whose size adds to its error. A weight is two bf16 parts, the second of which is
+ * roundings up to its power of two, whose size adds to its error. fp32 queries are two bf16 parts, the second rounded to
+ * 2^-9 of 2^-9 of the query; sums of both add one rounding. A weight is two bf16 parts, the second of which is
  * rounded to 2^-9 of 2^-9; with fp32 sums of n terms, their scaling and the division that makes 2^-18 + (n + 24) *
  * 2^-24 of each term's size. An error e_j of score j moves weight j by p_j (e_j + sum p e), to first order. */
 #define U 0x1p-24
@@ -228,18 +238,18 @@ struct terms {
 static void own_head(const struct problem *p, int32_t t, int32_t h, struct terms *x, const int64_t *row, int32_t n,
                      double *o, double *err)
 {
-    const uint16_t *q = p->q + ((int64_t)t * p->r->n_heads + h) * D;
+    const float    *q = p->q + ((int64_t)t * p->r->n_heads + h) * D;
     double          most = (double)p->sink[h], sum, mean = 0, step = 2 * U;
     for (int32_t j = 0; j < n; j++) {
         double dot = 0, size = 0;
         x->row[j] = row[j] >= 0 ? p->window.value + row[j] * D : p->entries.value + (-1 - row[j]) * D;
         for (int k = 0; k < D; k++) {
-            double v = (double)rig_from_bf16(q[k]) * (double)x->row[j][k];
+            double v = (double)q[k] * (double)x->row[j][k];
             dot += v;
             size += fabs(v);
         }
         x->score[j] = dot * (double)p->args.a.scale;
-        x->error[j] = (D / 16 + 4) * U * size * (double)p->args.a.scale;
+        x->error[j] = ((D / 16 + 4) * U + (p->r->f32 ? 0x1p-18 + U : 0)) * size * (double)p->args.a.scale;
         most = fmax(most, x->score[j]);
     }
     sum = exp((double)p->sink[h] - most);
@@ -314,8 +324,9 @@ bool rig_attend_run(const struct rig_attend *r, char *text, size_t bytes)
     char                     entry[64];
     make_problem(&p, r);
     put(&p);
-    (void)snprintf(entry, sizeof entry, "nib_sm100a_attend_%s", name[r->format]);
-    uint32_t         groups = (uint32_t)(r->n_heads + NIB_SM100A_ATTEND_HEADS - 1) / NIB_SM100A_ATTEND_HEADS,
+    (void)snprintf(entry, sizeof entry, "nib_sm100a_attend_%s%s", r->f32 ? "f32_" : "", name[r->format]);
+    int32_t          heads = NIB_SM100A_ATTEND_COLUMNS / (r->f32 ? 2 : 1);
+    uint32_t         groups = (uint32_t)((r->n_heads + heads - 1) / heads),
                      blocks = r->few ? NIB_SM100A_ATTEND_BLOCKS : 1;
     const void      *params[1] = {&p.args};
     struct px_launch l = {.grid = {groups * blocks, (uint32_t)r->n_rows, 1},
@@ -338,6 +349,7 @@ bool rig_attend_run(const struct rig_attend *r, char *text, size_t bytes)
     free(p.selected);
     free(p.n_selected);
     free(p.q);
+    free(p.half);
     free(p.sink);
     return ok;
 }

@@ -12,6 +12,7 @@ enum rig_attend_spice {
 
 struct rig_attend {
     enum nib_row_format   format;
+    bool                  f32;   /* queries, of all bits; else bf16 */
     bool                  few;   /* the kernel for few rows, else for many */
     int32_t               n_heads, n_rows, n_window, ratio, top_k; /* top_k 0: all entries */
     int32_t               pos;   /* of the first row; rows follow one another in two sequences */

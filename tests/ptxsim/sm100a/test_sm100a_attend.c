@@ -8,7 +8,8 @@ static void pass(const struct rig_attend *r)
 {
     char text[1024];
     if (!rig_attend_run(r, text, sizeof text))
-        fail_msg("format %d, %s rows, %d heads, ratio %d, seed %d, schedule %d: %s", r->format, r->few ? "few" : "many",
+        fail_msg("format %d, %s queries, %s rows, %d heads, ratio %d, seed %d, schedule %d: %s", r->format,
+                 r->f32 ? "fp32" : "bf16", r->few ? "few" : "many",
                  r->n_heads, r->ratio, (int)r->seed, (int)r->config.seed, text);
 }
 
@@ -31,6 +32,16 @@ static const struct rig_attend cases[] = {
     {.format = NIB_ROW_BF16, .n_heads = 2, .n_rows = 2, .n_window = 128, .ratio = 128, .pos = 500,
      .spice = RIG_NOT_FINITE},
     {.format = NIB_ROW_NVFP4, .few = true, .n_heads = 2, .n_rows = 2, .n_window = 128, .pos = 500,
+     .spice = RIG_NOT_FINITE},
+    {.format = NIB_ROW_BF16, .f32 = true, .n_heads = 33, .n_rows = 1, .n_window = 128, .ratio = 4, .pos = 700, .o_f32 = true,
+     .spice = RIG_SHARP},
+    {.format = NIB_ROW_FP8, .f32 = true, .n_heads = 4, .n_rows = 2, .n_window = 128, .ratio = 4, .top_k = 8, .pos = 200},
+    {.format = NIB_ROW_NVFP4, .f32 = true, .n_heads = 32, .n_rows = 1, .n_window = 128, .ratio = 128, .pos = 600,
+     .o_f32 = true},
+    {.format = NIB_ROW_NVFP4, .f32 = true, .few = true, .n_heads = 3, .n_rows = 2, .n_window = 128, .ratio = 4, .pos = 500,
+     .o_f32 = true, .spice = RIG_SHARP},
+    {.format = NIB_ROW_FP8, .f32 = true, .few = true, .n_heads = 40, .n_rows = 1, .n_window = 100, .pos = 300},
+    {.format = NIB_ROW_BF16, .f32 = true, .few = true, .n_heads = 2, .n_rows = 2, .n_window = 128, .pos = 500,
      .spice = RIG_NOT_FINITE},
 };
 

@@ -84,12 +84,22 @@ static const struct ptx_breakage nvfp4[] = {
     {"rotary weights not shown to the tensor core", "fence.proxy.async", 3, PTX_DELETE, NULL},
 };
 
+/* fp32 queries: two parts of each, and of weights, side by side. */
+static const struct ptx_breakage f32[] = {
+    {"first parts of queries overwritten by the second", "+135168]", 0, PTX_REPLACE, "+131072]"},
+    {"first parts of scores twice", ", 416;", 0, PTX_REPLACE, ", 384;"},
+    {"second parts of eight weights left out", "+196608]", 1, PTX_DELETE, NULL},
+    {"second parts of sums not read", "tcgen05.ld.sync.aligned.32x32b.x8", 1, PTX_DELETE, NULL},
+};
+
 static const struct rig_attend problems[] = {
     {.format = NIB_ROW_BF16, .n_heads = 7, .n_rows = 1, .n_window = 128, .ratio = 4, .pos = 900, .o_f32 = true,
      .spice = RIG_SHARP},
     {.format = NIB_ROW_BF16, .few = true, .n_heads = 20, .n_rows = 1, .n_window = 128, .pos = 400, .o_f32 = true},
     {.format = NIB_ROW_NVFP4, .n_heads = 7, .n_rows = 1, .n_window = 128, .ratio = 4, .pos = 560, .o_f32 = true,
      .spice = RIG_SHARP},
+    {.format = NIB_ROW_BF16, .f32 = true, .n_heads = 7, .n_rows = 1, .n_window = 128, .ratio = 4, .pos = 900,
+     .o_f32 = true, .spice = RIG_SHARP},
 };
 
 static bool caught(const struct rig_attend *problem, struct px_module *module, uint64_t seed, char *text, size_t bytes)
@@ -97,7 +107,7 @@ static bool caught(const struct rig_attend *problem, struct px_module *module, u
     struct rig_attend r = *problem;
     r.module = module;
     r.seed = seed;
-    r.config = (struct px_config){.seed = seed, .max_steps = 20000000};
+    r.config = (struct px_config){.seed = seed, .max_steps = 5000000};
     return !rig_attend_run(&r, text, bytes);
 }
 
@@ -167,9 +177,17 @@ static void two_sets_of_weights(void **state)
     break_all(&problems[2], "nib_sm100a_attend_nvfp4", nvfp4, sizeof nvfp4 / sizeof nvfp4[0]);
 }
 
+static void fp32_queries(void **state)
+{
+    (void)state;
+    break_all(&problems[3], "nib_sm100a_attend_f32_bf16", f32, sizeof f32 / sizeof f32[0]);
+    break_all(&problems[3], "nib_sm100a_attend_f32_bf16", many, sizeof many / sizeof many[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(whole_passes), cmocka_unit_test(many_rows),
-                                       cmocka_unit_test(few_rows), cmocka_unit_test(two_sets_of_weights)};
+                                       cmocka_unit_test(few_rows), cmocka_unit_test(two_sets_of_weights),
+                                       cmocka_unit_test(fp32_queries)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

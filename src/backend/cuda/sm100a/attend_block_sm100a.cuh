@@ -8,7 +8,7 @@
 #include "backend/cuda/sm100a/sm100a.h"
 
 constexpr int kD = kAttendDim, kNope = kAttendNope, kRot = kAttendRot;
-constexpr int kHeads = NIB_SM100A_ATTEND_HEADS, kTile = 128, kChunk = 64, kChunks = kD / kChunk;
+constexpr int kColumns = NIB_SM100A_ATTEND_COLUMNS, kTile = 128, kChunk = 64, kChunks = kD / kChunk;
 constexpr int kPairs = kChunks / 2; /* of chunks: the 128 channels of one product's lanes */
 constexpr int kWeighWarps = 4, kProductWarp = 4, kLoadWarps = 4, kThreads = NIB_SM100A_ATTEND_THREADS;
 constexpr int kRowsEach = kTile / kLoadWarps, kUnits = kRowsEach / 4; /* of a warp; 16 bytes a lane of a chunk */
@@ -23,6 +23,12 @@ constexpr float kLog2E = 1.4426950408889634f;
 static_assert(kThreads == 32 * (kWeighWarps + 1 + kLoadWarps), "a role for each warp");
 static_assert(kNope % kChunk == 0 && kRot == kChunk, "the last chunk is the rotary one");
 
+/* Heads of a block: a column each for bf16 queries (one part); two for fp32 ones (two bf16 parts), head h and then, 32
+ * columns on, what its first part leaves. Weights are two parts too: with 64 heads in sets of their own (shared.p), with
+ * 32 in the columns of one. */
+template <int parts> constexpr int kHeads = kColumns / parts;
+template <int parts> constexpr int kHalves = 2 / parts; /* of 32 heads */
+
 struct barriers {
     uint64_t full[kChunks], empty[kPairs], scored, weighed, turn, added; /* turn: NVFP4's first weights are used up */
 };
@@ -30,12 +36,12 @@ struct barriers {
 struct shared {
     union {
         uint16_t kv[kChunks][kTile][kChunk];
-        float    o[kHeads][kD]; /* of a block of a cluster, in the end */
+        float    o[kColumns][kD]; /* of a block of a cluster, in the end; by head, as all below */
     };
-    uint16_t        q[kChunks][kHeads][kChunk];
-    uint16_t        p[2][kTile][kHeads];
-    float           most[kWeighWarps][kHeads]; /* maxima of a tile; in the end totals */
-    float           peak[kHeads], fade[kHeads];
+    uint16_t        q[kChunks][kColumns][kChunk];
+    uint16_t        p[2][kTile][kColumns];
+    float           most[kWeighWarps][kColumns]; /* maxima of a tile; in the end totals */
+    float           peak[kColumns], fade[kColumns];
     float           angle[kRot];
     struct barriers bar;
     uint32_t        tmem;

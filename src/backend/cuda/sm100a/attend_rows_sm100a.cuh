@@ -4,6 +4,7 @@
 #define NIB_ATTEND_ROWS_SM100A_CUH
 
 #include "backend/cuda/sm100a/attend_block_sm100a.cuh"
+#include "backend/cuda/sm100a/parts_sm100a.cuh"
 
 NIB_DEVICE void copy_unit(uint4 *to, const void *from)
 {
@@ -11,17 +12,23 @@ NIB_DEVICE void copy_unit(uint4 *to, const void *from)
 }
 
 /* Queries of heads that do not exist are zeros. */
-NIB_DEVICE void load_query(const struct work &w, struct shared *m, int thread)
+template <int parts> NIB_DEVICE void load_query(const struct work &w, struct shared *m, int thread)
 {
-    for (int i = thread; i < kHeads * (kD / 8); i += 32 * kLoadWarps) {
+    int64_t first = w.t * w.a->q.stride + (int64_t)w.h0 * kD;
+    for (int i = thread; i < kHeads<parts> * (kD / 8); i += 32 * kLoadWarps) {
         int    h = i / (kD / 8), u = i % (kD / 8);
-        uint4 *to = unit_of(m->q[u / 8], h, u % 8);
-        if (w.h0 + h < w.a->n_heads)
-            copy_unit(to, (const uint4 *)((const uint16_t *)w.a->q.data + w.t * w.a->q.stride +
-                                          (int64_t)(w.h0 + h) * kD) +
-                              u);
-        else
+        uint4 *to = unit_of(m->q[u / 8], h, u % 8), *rest = unit_of(m->q[u / 8], h + kColumns / 2, u % 8);
+        bool   there = w.h0 + h < w.a->n_heads;
+        if (parts == 1 && there) {
+            copy_unit(to, (const uint16_t *)w.a->q.data + first + i * 8);
+        } else if (parts == 2 && there) {
+            const float4 *from = (const float4 *)((const float *)w.a->q.data + first + i * 8), x[2] = {from[0], from[1]};
+            split_unit(x, to, rest);
+        } else {
             *to = make_uint4(0, 0, 0, 0);
+            if (parts == 2)
+                *rest = make_uint4(0, 0, 0, 0);
+        }
     }
 }
 
@@ -166,12 +173,12 @@ NIB_DEVICE void load_coded(struct shared *m, const uint8_t *mine, const uint8_t 
 }
 
 /* Tile after tile; a lane finds the address of one row, a tile ahead. Rows behind the last are zeros. */
-template <int format> NIB_DEVICE void load_tiles(const struct work &w, struct shared *m, int warp, int lane)
+template <int format, int parts> NIB_DEVICE void load_tiles(const struct work &w, struct shared *m, int warp, int lane)
 {
     int            first = warp * kRowsEach;
     const uint8_t *mine = row_of(w, w.begin + first + lane % kRowsEach);
     struct raw     ring[kRing];
-    load_query(w, m, warp * 32 + lane);
+    load_query<parts>(w, m, warp * 32 + lane);
     for (int c = 0; format != NIB_ROW_BF16 && c < kAhead; c++)
         read_chunk<format>(mine, c, lane, &ring[c]);
     for (int32_t base = w.begin, i = 0; base < w.end; base += kTile, i++) {

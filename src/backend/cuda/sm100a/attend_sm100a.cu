@@ -1,7 +1,7 @@
-/* Attention on tcgen05: bf16 queries of 64 heads of 512 channels over rows of BF16, FP8 or NVFP4. Compiled and
+/* Attention on tcgen05: queries of heads of 512 channels, bf16 or fp32, over rows of BF16, FP8 or NVFP4. Compiled and
  * simulated; never run on hardware yet.
  *
- * A block takes one query row, 64 heads and 128 attended rows at a time. Both products are turned round, so that what
+ * A block takes one query row, 64 heads (fp32: 32, in two bf16 parts) and 128 attended rows at a time. Both products are turned round, so that what
  * there is much of fills the tensor core's 128 lanes: scores have a row a lane and a head a column, sums a channel a
  * lane and a head a column. Then 512 channels of sums for 64 heads are 256 columns of tensor memory, and 64 or 128 are
  * left to the scores. Rows stand in shared memory once for both: chunks of 64 channels, 128 bytes a row.
@@ -16,25 +16,25 @@
  * set of weights and columns of their own.
  *
  * With few rows eight blocks, a cluster, share what one query attends to and add up in each other's shared memory.
- * docs/kernels/sm100a.md has the arithmetic. */
+ * docs/kernels/sm100a-attention.md has the arithmetic. */
 #include "backend/cuda/sm100a/attend_rows_sm100a.cuh"
 #include "backend/cuda/sm100a/attend_weights_sm100a.cuh"
 
 /* ---- Products, by one thread ---- */
 
-/* Sums of 128 channels += rows x weights, both parts. */
-NIB_DEVICE void add_pair(struct shared *m, uint32_t d, int pair, bool older)
+/* Sums of 128 channels += rows x weights, both parts: one after the other, or side by side. */
+template <int parts> NIB_DEVICE void add_pair(struct shared *m, uint32_t d, int pair, bool older)
 {
-    constexpr uint32_t idesc = nib_instruction_half(128, kHeads, true, true);
-    for (int part = 0; part < 2; part++)
+    constexpr uint32_t idesc = nib_instruction_half(128, kColumns, true, true);
+    for (int part = 0; part < 2 / parts; part++)
         for (int k = 0; k < kTile / 16; k++)
             nib_mma_half(d, nib_matrix_along(at(m->kv[2 * pair][k * 16]), sizeof m->kv[0]),
                          nib_matrix_along(at(m->p[part][k * 16]), 0), idesc, older || part > 0 || k > 0);
 }
 
-template <int format> NIB_DEVICE void multiply_tiles(const struct work &w, struct shared *m, uint32_t tmem)
+template <int format, int parts> NIB_DEVICE void multiply_tiles(const struct work &w, struct shared *m, uint32_t tmem)
 {
-    constexpr uint32_t idesc = nib_instruction_half(kTile, kHeads, false, false);
+    constexpr uint32_t idesc = nib_instruction_half(kTile, kColumns, false, false);
     uint32_t           n_weighed = 0;
     for (int32_t base = w.begin, i = 0; base < w.end; base += kTile, i++) {
         for (int c = 0; c < kChunks; c++) {
@@ -51,7 +51,7 @@ template <int format> NIB_DEVICE void multiply_tiles(const struct work &w, struc
         nib_tcgen05_after_sync();
 #pragma unroll 1
         for (int pair = 0; pair < kPairs; pair++) {
-            add_pair(m, tmem + (uint32_t)(pair * kHeads), pair, i > 0);
+            add_pair<parts>(m, tmem + (uint32_t)(pair * kColumns), pair, i > 0);
             if (format != NIB_ROW_NVFP4 || pair + 1 < kPairs)
                 nib_tcgen05_commit<1>(at(&m->bar.empty[pair]));
         }
@@ -60,7 +60,7 @@ template <int format> NIB_DEVICE void multiply_tiles(const struct work &w, struc
         nib_tcgen05_commit<1>(at(&m->bar.turn));
         nib_mbar_wait(at(&m->bar.weighed), n_weighed++ & 1u);
         nib_tcgen05_after_sync();
-        add_pair(m, tmem + kPairs * kHeads, kPairs - 1, i > 0); /* for its upper lanes, the rotary channels */
+        add_pair<parts>(m, tmem + kPairs * kColumns, kPairs - 1, i > 0); /* for its upper lanes, the rotary channels */
         nib_tcgen05_commit<1>(at(&m->bar.empty[kPairs - 1]));
     }
     nib_tcgen05_commit<1>(at(&m->bar.added));
@@ -96,27 +96,42 @@ NIB_DEVICE void store_pair(const struct work &w, const struct shared *m, int hea
     }
 }
 
+/* Eight heads' sums, both parts of weights. */
+template <int parts> NIB_DEVICE void read_sums(uint32_t from, float v[8])
+{
+    uint32_t r[8];
+    nib_tmem_read8(from, r);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = __uint_as_float(r[i]);
+    if (parts == 1)
+        return;
+    nib_tmem_read8(from + kColumns / 2, r);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] += __uint_as_float(r[i]);
+}
+
 /* A channel a lane: neighbours swap every other head, so that each stores pairs of channels. */
-template <int format>
+template <int format, int parts>
 NIB_DEVICE void store_sums(const struct work &w, struct shared *m, uint32_t tmem, int warp, int lane)
 {
     const struct nib_mat &o = w.a->o;
     bool pairs = o.dtype == NIB_DTYPE_BF16 && o.stride % 2 == 0 && (uintptr_t)o.data % 4 == 0;
     int  h = warp * 32 + lane;
-    if (h < kHeads)
+    if (h < kHeads<parts>)
         m->fade[h] = factor_of(w.h0 + h < w.a->n_heads ? w.a->sink[w.h0 + h] * kLog2E : 0, m->peak[h], total_of(m, h));
     weighers_sync();
 #pragma unroll 1
     for (int pair = 0; pair < kPairs; pair++)
 #pragma unroll 1
-        for (int first = 0; first < kHeads; first += 8) {
-            uint32_t r[8];
+        for (int first = 0; first < kHeads<parts>; first += 8) {
+            float    r[8];
             int      channel = pair * 2 * kChunk + warp * 32 + lane / 2 * 2;
-            nib_tmem_read8(sums_of<format>(tmem, pair, warp) + first, r);
+            read_sums<parts>(sums_of<format>(tmem, pair, warp) + first, r);
 #pragma unroll
             for (int i = 0; i < 8; i += 2) {
-                float v0 = __uint_as_float(r[i]) * m->fade[first + i],
-                      v1 = __uint_as_float(r[i + 1]) * m->fade[first + i + 1];
+                float v0 = r[i] * m->fade[first + i], v1 = r[i + 1] * m->fade[first + i + 1];
                 float other = __shfl_xor_sync(~0u, lane % 2 ? v0 : v1, 1);
                 int   head = w.h0 + first + i + lane % 2;
                 if (head < w.a->n_heads)
@@ -127,20 +142,19 @@ NIB_DEVICE void store_sums(const struct work &w, struct shared *m, uint32_t tmem
 }
 
 /* A block of a cluster: its sums to shared memory, where rows stood; totals to m->fade. */
-template <int format> NIB_DEVICE void keep_sums(struct shared *m, uint32_t tmem, int warp, int lane)
+template <int format, int parts> NIB_DEVICE void keep_sums(struct shared *m, uint32_t tmem, int warp, int lane)
 {
-    if (warp * 32 + lane < kHeads)
+    if (warp * 32 + lane < kHeads<parts>)
         m->fade[warp * 32 + lane] = total_of(m, warp * 32 + lane);
 #pragma unroll 1
     for (int pair = 0; pair < kPairs; pair++)
 #pragma unroll 1
-        for (int half = 0; half < 2; half++) {
-            uint32_t r[32];
-            nib_tmem_load32(sums_of<format>(tmem, pair, warp) + half * 32, r);
-            nib_tmem_wait_load(r);
+        for (int half = 0; half < kHalves<parts>; half++) {
+            float v[32];
+            read_heads<parts>(sums_of<format>(tmem, pair, warp) + half * 32, v);
 #pragma unroll
             for (int i = 0; i < 32; i++)
-                m->o[half * 32 + i][pair * 2 * kChunk + warp * 32 + lane] = __uint_as_float(r[i]);
+                m->o[half * 32 + i][pair * 2 * kChunk + warp * 32 + lane] = v[i];
         }
 }
 
@@ -161,13 +175,14 @@ NIB_DEVICE void cluster_load4(const float *p, uint32_t rank, float v[4])
 
 /* Four channels of a head a thread: the blocks' sums in ascending order of their rows. Block r finishes every
  * eighth head from r on. */
+template <int parts>
 NIB_DEVICE void join_sums(const struct work &w, const struct shared *m, int32_t n_blocks)
 {
     constexpr int blocks = NIB_SM100A_ATTEND_BLOCKS;
     const struct nib_mat &y = w.a->o;
     bool pairs = y.dtype == NIB_DTYPE_BF16 && y.stride % 2 == 0 && (uintptr_t)y.data % 4 == 0;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kHeads / blocks * (kD / 4); i += kThreads) {
+    for (int i = threadIdx.x; i < kHeads<parts> / blocks * (kD / 4); i += kThreads) {
         int   h = i / (kD / 4) * blocks + (int)nib_cluster_rank(), c = i % (kD / 4) * 4;
         float peak[blocks], total[blocks], x[blocks][4], o[4] = {}, most, sum;
         if (w.h0 + h >= w.a->n_heads)
@@ -210,7 +225,7 @@ NIB_DEVICE void cosine_sine(float angle, float *cosine, float *sine)
     *sine = (float)s;
 }
 
-template <int format> NIB_DEVICE void attend(const struct nib_sm100a_attend_args &args)
+template <int format, int parts> NIB_DEVICE void attend(const struct nib_sm100a_attend_args &args)
 {
     extern __shared__ uint8_t memory[];
     nib_grid_release();
@@ -237,7 +252,7 @@ template <int format> NIB_DEVICE void attend(const struct nib_sm100a_attend_args
     nib_grid_wait();
 
     int32_t     blocks = args.few ? NIB_SM100A_ATTEND_BLOCKS : 1;
-    struct work w = {&args.a, {}, args.first + (int64_t)blockIdx.y, (int32_t)blockIdx.x / blocks * kHeads, 0, 0};
+    struct work w = {&args.a, {}, args.first + (int64_t)blockIdx.y, (int32_t)blockIdx.x / blocks * kHeads<parts>, 0, 0};
     w.at = nib_attended_by(args.a, args.rows, w.t);
     int32_t share = args.few ? max(16, (w.at.n + blocks - 1) / blocks) : w.at.n;
     w.begin = (int32_t)blockIdx.x % blocks * share;
@@ -248,17 +263,21 @@ template <int format> NIB_DEVICE void attend(const struct nib_sm100a_attend_args
     }
     if (warp > kProductWarp) {
         if (w.begin < w.end)
-            load_tiles<format>(w, m, warp - kProductWarp - 1, lane);
+            load_tiles<format, parts>(w, m, warp - kProductWarp - 1, lane);
     } else if (warp == kProductWarp) {
         if (nib_elect())
-            multiply_tiles<format>(w, m, tmem);
+            multiply_tiles<format, parts>(w, m, tmem);
     } else {
-        struct running run = {{-INFINITY, -INFINITY}, {0, 0}};
-        weigh_tiles<format>(w, m, tmem, warp, lane, &run);
+        struct running<parts> run;
+        for (int half = 0; half < kHalves<parts>; half++) {
+            run.peak[half] = -INFINITY;
+            run.total[half] = 0;
+        }
+        weigh_tiles<format, parts>(w, m, tmem, warp, lane, &run);
         if (!args.few)
-            store_sums<format>(w, m, tmem, warp, lane);
+            store_sums<format, parts>(w, m, tmem, warp, lane);
         else if (w.begin < w.end)
-            keep_sums<format>(m, tmem, warp, lane);
+            keep_sums<format, parts>(m, tmem, warp, lane);
     }
     __syncwarp(); /* one thread worked in warp 4; what follows is for whole warps */
     nib_tcgen05_before_sync();
@@ -270,26 +289,22 @@ template <int format> NIB_DEVICE void attend(const struct nib_sm100a_attend_args
     if (warp == kProductWarp)
         nib_tmem_dealloc<1>(tmem, kTmemColumns);
     if (args.few) {
-        join_sums(w, m, (w.at.n + share - 1) / share);
+        join_sums<parts>(w, m, (w.at.n + share - 1) / share);
         __syncwarp();
         nib_cluster_sync(); /* others may still read this block's memory */
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-nib_sm100a_attend_bf16(const __grid_constant__ struct nib_sm100a_attend_args a)
-{
-    attend<NIB_ROW_BF16>(a);
-}
+#define KERNEL(name, format, parts)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                          \
+        nib_sm100a_attend_##name(const __grid_constant__ struct nib_sm100a_attend_args a)                              \
+    {                                                                                                                  \
+        attend<format, parts>(a);                                                                                      \
+    }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-nib_sm100a_attend_fp8(const __grid_constant__ struct nib_sm100a_attend_args a)
-{
-    attend<NIB_ROW_FP8>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-nib_sm100a_attend_nvfp4(const __grid_constant__ struct nib_sm100a_attend_args a)
-{
-    attend<NIB_ROW_NVFP4>(a);
-}
+KERNEL(bf16, NIB_ROW_BF16, 1)
+KERNEL(fp8, NIB_ROW_FP8, 1)
+KERNEL(nvfp4, NIB_ROW_NVFP4, 1)
+KERNEL(f32_bf16, NIB_ROW_BF16, 2)
+KERNEL(f32_fp8, NIB_ROW_FP8, 2)
+KERNEL(f32_nvfp4, NIB_ROW_NVFP4, 2)

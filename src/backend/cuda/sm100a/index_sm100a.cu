@@ -1,5 +1,5 @@
 /* Scores of the indexer on tcgen05, for keys of 128 channels: FP4 keys with FP4 queries (kind::mxf4, scales of 32
- * values), BF16 keys with bf16 queries (kind::f16). Compiled and simulated; never run on hardware yet.
+ * values), BF16 keys with bf16 or fp32 queries (kind::f16). Compiled and simulated; never run on hardware yet.
  *
  * A block takes one query row and walks its visible entries 128 at a time: an entry a lane of the tensor core, a head a
  * column, so that a thread adds up its own entry's weighted heads, in ascending order.
@@ -10,10 +10,12 @@
  *
  * FP4 queries arrive as the values of their codes; encoding them again is exact, as a block's largest value is one of
  * its scale times 6, 4, 3, 2, 1.5, 1 or 0.5, and with each of these every smaller one has a code under the new scale.
+ * fp32 queries of BF16 keys are two bf16 parts in columns of their own, which are added up before anything else.
  * Two accumulators, and two sets of columns for the keys' scales, by turns. */
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/rows.cuh"
 #include "backend/cuda/device/tcgen05.cuh"
+#include "backend/cuda/sm100a/parts_sm100a.cuh"
 #include "backend/cuda/sm100a/sm100a.h"
 
 constexpr int kDim = 128, kEntries = NIB_SM100A_INDEX_ENTRIES, kHeadsMost = 128;
@@ -41,6 +43,7 @@ struct work {
     int64_t                             t;
     int32_t                             visible, first, step; /* entries; of this block's tiles */
     int32_t                             n; /* heads, rounded up to 32 */
+    int32_t                             columns; /* of an accumulator: n for each part of queries */
     uint32_t                            query, tiles; /* shared memory: a query, stages of keys */
 };
 
@@ -153,22 +156,28 @@ NIB_DEVICE uint4 query_codes(const struct nib_mat &q, int64_t t, int64_t col, ui
 }
 
 /* Heads up to w.n, of which those that do not exist are zeros, and their weights. */
-template <bool fp4> NIB_DEVICE void load_query(const struct work &w, float *weight, int thread)
+template <bool fp4, int parts> NIB_DEVICE void load_query(const struct work &w, float *weight, int thread)
 {
     constexpr int                       kUnits = keys<fp4>::kRowBytes / 16; /* of a head */
     const struct nib_index_select_args &a = w.args->a;
     bool                                bf16 = a.q.dtype == NIB_DTYPE_BF16;
     for (int i = thread; i < w.n * kUnits; i += 32 * kScoreWarps) {
         int      h = i / kUnits, u = i % kUnits;
-        uint4    v = make_uint4(0, 0, 0, 0);
+        uint4    v = make_uint4(0, 0, 0, 0), rest = v;
         uint32_t scale = 127;
         if (h < a.n_heads && fp4) {
             v = query_codes(a.q, w.t, (int64_t)h * kDim + u * 32, &scale);
+        } else if (h < a.n_heads && parts == 2) {
+            const float *x = (const float *)a.q.data + w.t * a.q.stride + (int64_t)h * kDim + u * 8;
+            const float4 all[2] = {make_float4(x[0], x[1], x[2], x[3]), make_float4(x[4], x[5], x[6], x[7])};
+            split_unit(all, &v, &rest);
         } else if (h < a.n_heads) {
             const uint16_t *x = (const uint16_t *)a.q.data + w.t * a.q.stride + (int64_t)h * kDim + u * 8;
             v = make_uint4(x[0] | x[1] << 16, x[2] | x[3] << 16, x[4] | x[5] << 16, x[6] | x[7] << 16);
         }
         store_unit(w.query + place_of<fp4>(h, u * 16), v);
+        if (parts == 2)
+            store_unit(w.query + place_of<fp4>(w.n + h, u * 16), rest);
         if (fp4)
             asm volatile("st.shared.b8 [%0], %1;" ::"r"(w.query + keys<fp4>::kBytes + scale_of(h) + u), "r"(scale)
                          : "memory");
@@ -186,7 +195,7 @@ template <bool fp4> NIB_DEVICE void load_query(const struct work &w, float *weig
 template <bool fp4> NIB_DEVICE void multiply_tiles(const struct work &w, struct barriers *bar, uint32_t tmem)
 {
     constexpr int kStages = keys<fp4>::kStages;
-    uint32_t      q_scales = tmem + 2 * (uint32_t)w.n;
+    uint32_t      q_scales = tmem + 2 * (uint32_t)w.columns;
     int32_t       n = 0;
     nib_mbar_wait(at(&bar->query), 0);
     nib_tcgen05_after_sync();
@@ -194,7 +203,7 @@ template <bool fp4> NIB_DEVICE void multiply_tiles(const struct work &w, struct 
         nib_tmem_copy_scales<1>(q_scales, nib_matrix_scales(w.query + keys<fp4>::kBytes));
     for (int32_t base = w.first; base < w.visible; base += w.step, n++) {
         int32_t  stage = n % kStages, turn = n % 2;
-        uint32_t from = w.tiles + (uint32_t)(stage * keys<fp4>::kStage), d = tmem + (uint32_t)(turn * w.n),
+        uint32_t from = w.tiles + (uint32_t)(stage * keys<fp4>::kStage), d = tmem + (uint32_t)(turn * w.columns),
                  scales = q_scales + 4 + 4 * (uint32_t)turn;
         if (n >= 2) /* read, and so the products two tiles ago are done with their scales too */
             nib_mbar_wait(at(&bar->free[turn]), (uint32_t)(n / 2 - 1) & 1u);
@@ -204,9 +213,9 @@ template <bool fp4> NIB_DEVICE void multiply_tiles(const struct work &w, struct 
             nib_tmem_copy_scales<1>(scales, nib_matrix_scales(from + keys<fp4>::kBytes));
             for (uint32_t k = 0; k < 2; k++)
                 nib_mma_mxfp4(d, nib_matrix_sw64(from) + 2 * k, nib_matrix_sw64(w.query) + 2 * k,
-                              nib_instruction_mxfp4(kEntries, w.n, 2 * k), scales, q_scales, k > 0);
+                              nib_instruction_mxfp4(kEntries, w.columns, 2 * k), scales, q_scales, k > 0);
         } else {
-            uint32_t idesc = nib_instruction_half(kEntries, w.n, false, false);
+            uint32_t idesc = nib_instruction_half(kEntries, w.columns, false, false);
             for (uint32_t k = 0; k < kDim / 16; k++) {
                 uint32_t chunk = k / 4 * kEntries * 128;
                 nib_mma_half(d, nib_matrix_sw128(from + chunk) + 2 * (k % 4),
@@ -220,17 +229,18 @@ template <bool fp4> NIB_DEVICE void multiply_tiles(const struct work &w, struct 
 
 /* ---- Scores ---- */
 
-template <bool bf16> NIB_DEVICE float add_heads(const float *weight, const uint32_t r[32], float sum)
+template <bool bf16> NIB_DEVICE float add_heads(const float *weight, const float v[32], float sum)
 {
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        float d = __uint_as_float(r[i]);
+        float d = v[i];
         d = bf16 ? nib_bf16_rounded(d) : d;
         sum = fmaf(weight[i], d < 0 ? 0 : d, sum); /* NaN passes */
     }
     return sum;
 }
 
+template <int parts>
 NIB_DEVICE void score_tiles(const struct work &w, struct barriers *bar, const float *weight, uint32_t tmem, int warp,
                             int lane)
 {
@@ -245,10 +255,21 @@ NIB_DEVICE void score_tiles(const struct work &w, struct barriers *bar, const fl
         nib_tcgen05_after_sync();
 #pragma unroll 1
         for (int32_t h = 0; h < w.n; h += 32) {
-            uint32_t r[32];
-            nib_tmem_load32(tmem + (uint32_t)(turn * w.n + h) + ((uint32_t)warp << 21), r);
+            uint32_t r[32], from = tmem + (uint32_t)(turn * w.columns + h) + ((uint32_t)warp << 21);
+            float    v[32];
+            nib_tmem_load32(from, r);
             nib_tmem_wait_load(r);
-            sum = bf16 ? add_heads<true>(weight + h, r, sum) : add_heads<false>(weight + h, r, sum);
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                v[i] = __uint_as_float(r[i]);
+            if (parts == 2) {
+                nib_tmem_load32(from + (uint32_t)w.n, r);
+                nib_tmem_wait_load(r);
+#pragma unroll
+                for (int i = 0; i < 32; i++)
+                    v[i] += __uint_as_float(r[i]);
+            }
+            sum = bf16 ? add_heads<true>(weight + h, v, sum) : add_heads<false>(weight + h, v, sum);
         }
         nib_tcgen05_before_sync();
         __syncwarp();
@@ -265,7 +286,7 @@ NIB_DEVICE void score_tiles(const struct work &w, struct barriers *bar, const fl
 
 /* ---- The kernel ---- */
 
-template <bool fp4> NIB_DEVICE void score_entries(const struct nib_blackwell_index_args &args)
+template <bool fp4, int parts> NIB_DEVICE void score_entries(const struct nib_blackwell_index_args &args)
 {
     extern __shared__ uint8_t  memory[];
     __shared__ struct barriers bar;
@@ -282,9 +303,10 @@ template <bool fp4> NIB_DEVICE void score_entries(const struct nib_blackwell_ind
         return;
     w.page = args.rows.entry_page + args.rows.seq[w.t] * args.rows.page_stride;
     w.n = nib_round_up(a.n_heads, 32);
+    w.columns = w.n * parts;
     w.query = (at(memory) + 1023) & ~1023u;
     w.tiles = w.query + keys<fp4>::kStage;
-    uint32_t n_columns = 32, wanted = (uint32_t)(2 * w.n) + (fp4 ? 12 : 0);
+    uint32_t n_columns = 32, wanted = (uint32_t)(2 * w.columns) + (fp4 ? 12 : 0);
     while (n_columns < wanted)
         n_columns *= 2;
     if (threadIdx.x == 0) {
@@ -313,9 +335,9 @@ template <bool fp4> NIB_DEVICE void score_entries(const struct nib_blackwell_ind
         if (nib_elect())
             multiply_tiles<fp4>(w, &bar, tmem);
     } else {
-        load_query<fp4>(w, weight, threadIdx.x);
+        load_query<fp4, parts>(w, weight, threadIdx.x);
         announce(&bar.query, lane);
-        score_tiles(w, &bar, weight, tmem, warp, lane);
+        score_tiles<parts>(w, &bar, weight, tmem, warp, lane);
     }
     __syncwarp(); /* one thread worked in warp 4; what follows is for whole warps */
     nib_tcgen05_before_sync();
@@ -328,11 +350,17 @@ template <bool fp4> NIB_DEVICE void score_entries(const struct nib_blackwell_ind
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
 nib_sm100a_index_fp4(const __grid_constant__ struct nib_blackwell_index_args a)
 {
-    score_entries<true>(a);
+    score_entries<true, 1>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
 nib_sm100a_index_bf16(const __grid_constant__ struct nib_blackwell_index_args a)
 {
-    score_entries<false>(a);
+    score_entries<false, 1>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+nib_sm100a_index_f32_bf16(const __grid_constant__ struct nib_blackwell_index_args a)
+{
+    score_entries<false, 2>(a);
 }

@@ -6,8 +6,12 @@
 void nib_sm100a_attend_bf16(const struct nib_sm100a_attend_args a);
 void nib_sm100a_attend_fp8(const struct nib_sm100a_attend_args a);
 void nib_sm100a_attend_nvfp4(const struct nib_sm100a_attend_args a);
+void nib_sm100a_attend_f32_bf16(const struct nib_sm100a_attend_args a);
+void nib_sm100a_attend_f32_fp8(const struct nib_sm100a_attend_args a);
+void nib_sm100a_attend_f32_nvfp4(const struct nib_sm100a_attend_args a);
 void nib_sm100a_index_fp4(const struct nib_blackwell_index_args a);
 void nib_sm100a_index_bf16(const struct nib_blackwell_index_args a);
+void nib_sm100a_index_f32_bf16(const struct nib_blackwell_index_args a);
 
 enum {
     GRID_Y_MOST = 32768,
@@ -24,19 +28,28 @@ enum {
 
 bool nib_sm100a_attend_takes(const struct nib_attend_args *a)
 {
-    /* 16 bytes of a row, or 8 of an FP8 one, are one access. */
-    int64_t align = a->window.format == NIB_ROW_FP8 ? 8 : 16;
-    return nib_cuda_attend_mma_takes(a) && a->window.row_bytes % align == 0 &&
-           (a->ratio == 0 || a->entries.row_bytes % align == 0);
+    enum nib_row_format f = a->window.format;
+    /* 16 bytes of a row, or 8 of an FP8 one, are one access; so are 16 of a query. */
+    int64_t align = f == NIB_ROW_FP8 ? 8 : 16, q_align = a->q.dtype == NIB_DTYPE_F32 ? 4 : 8;
+    bool    format = f == NIB_ROW_BF16 || f == NIB_ROW_FP8 || f == NIB_ROW_NVFP4;
+    bool    entries = a->ratio == 0 || (a->entries.format == f && (uintptr_t)a->entries.base % 16 == 0 &&
+                                     a->entries.row_bytes % align == 0);
+    return a->head_dim == 512 && a->rope.n_rot == 64 && a->q.stride % q_align == 0 && (uintptr_t)a->q.data % 16 == 0 &&
+           format && entries && (uintptr_t)a->window.base % 16 == 0 && a->window.row_bytes % align == 0;
 }
 
 enum nib_status nib_sm100a_attend_launch(struct nib_stream *s, const struct nib_attend_args *a, bool few)
 {
-    const void *kernel = a->window.format == NIB_ROW_FP8     ? (const void *)nib_sm100a_attend_fp8
-                         : a->window.format == NIB_ROW_NVFP4 ? (const void *)nib_sm100a_attend_nvfp4
-                                                             : (const void *)nib_sm100a_attend_bf16;
-    unsigned    cluster = few ? NIB_SM100A_ATTEND_BLOCKS : 1,
-             groups = (unsigned)(a->n_heads + NIB_SM100A_ATTEND_HEADS - 1) / NIB_SM100A_ATTEND_HEADS;
+    static const void *const kernels[2][3] = {
+        {(const void *)nib_sm100a_attend_bf16, (const void *)nib_sm100a_attend_fp8,
+         (const void *)nib_sm100a_attend_nvfp4},
+        {(const void *)nib_sm100a_attend_f32_bf16, (const void *)nib_sm100a_attend_f32_fp8,
+         (const void *)nib_sm100a_attend_f32_nvfp4}};
+    bool        f32 = a->q.dtype == NIB_DTYPE_F32;
+    int         format = a->window.format == NIB_ROW_BF16 ? 0 : a->window.format == NIB_ROW_FP8 ? 1 : 2;
+    const void *kernel = kernels[f32][format];
+    int32_t     heads = NIB_SM100A_ATTEND_COLUMNS / (f32 ? 2 : 1);
+    unsigned    cluster = few ? NIB_SM100A_ATTEND_BLOCKS : 1, groups = (unsigned)((a->n_heads + heads - 1) / heads);
     int32_t n_rows = a->rows->n_rows;
     for (int32_t first = 0; first < n_rows; first += GRID_Y_MOST) {
         struct nib_sm100a_attend_args args = {*a, *a->rows, first, few};
@@ -61,9 +74,10 @@ enum nib_status nib_sm100a_attend(struct nib_stream *s, const struct nib_attend_
 
 static bool index_takes(const struct nib_index_select_args *a)
 {
-    bool fp4 = a->keys.format == NIB_ROW_FP4,
-         bf16 = a->keys.format == NIB_ROW_BF16 && a->q.dtype == NIB_DTYPE_BF16;
-    return (fp4 || bf16) && a->dim == INDEX_DIM && a->n_heads <= INDEX_HEADS_MOST &&
+    bool fp4 = a->keys.format == NIB_ROW_FP4, bf16 = a->keys.format == NIB_ROW_BF16;
+    /* An fp32 query of BF16 keys is two parts, which share the columns of one product. */
+    int32_t heads_most = bf16 && a->q.dtype == NIB_DTYPE_F32 ? INDEX_HEADS_MOST / 2 : INDEX_HEADS_MOST;
+    return (fp4 || bf16) && a->dim == INDEX_DIM && a->n_heads <= heads_most &&
            (uintptr_t)a->keys.base % 16 == 0 && a->keys.row_bytes % (fp4 ? 4 : 16) == 0;
 }
 
@@ -75,10 +89,12 @@ enum nib_status nib_sm100a_index_scores(struct nib_stream *s, const struct nib_i
             most = 4 * (int64_t)s->n_sms / n + 1; /* two at a time on a multiprocessor */
     struct nib_blackwell_index_args args = {*a, *a->rows, score, stride, first};
     dim3                         grid = {(unsigned)(blocks < most ? blocks : most), (unsigned)n, 1};
-    return nib_blackwell_launch(
-        s, fp4 ? (const void *)nib_sm100a_index_fp4 : (const void *)nib_sm100a_index_bf16, grid,
-        NIB_SM100A_INDEX_THREADS, 1, fp4 ? NIB_SM100A_INDEX_FP4_SHARED : NIB_SM100A_INDEX_BF16_SHARED, &args,
-        "index scores");
+    const void *kernel = fp4                             ? (const void *)nib_sm100a_index_fp4
+                         : a->q.dtype == NIB_DTYPE_F32 ? (const void *)nib_sm100a_index_f32_bf16
+                                                       : (const void *)nib_sm100a_index_bf16;
+    return nib_blackwell_launch(s, kernel, grid, NIB_SM100A_INDEX_THREADS, 1,
+                                fp4 ? NIB_SM100A_INDEX_FP4_SHARED : NIB_SM100A_INDEX_BF16_SHARED, &args,
+                                "index scores");
 }
 
 enum nib_status nib_sm100a_index_select(struct nib_stream *s, const struct nib_index_select_args *a)

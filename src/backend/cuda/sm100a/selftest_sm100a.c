@@ -82,7 +82,8 @@ static float from_bf16(uint16_t h)
 /* ---- Attention ---- */
 
 struct attention {
-    uint16_t q[ROWS * HEADS * D];
+    float    q[ROWS * HEADS * D];
+    uint16_t half[ROWS * HEADS * D]; /* of q, where queries are bf16 */
     float    sink[HEADS], freq[ROT / 2];
     float    window[PAGES * NIB_PAGE_TOKENS][D], entries[PAGES * ENTRIES][D]; /* decoded, by place in the store */
     float    got[ROWS * HEADS * D];
@@ -125,8 +126,6 @@ static struct nib_store make_store(struct test *t, enum nib_row_format f, int32_
 
 static void make_attention(struct test *t, struct attention *x)
 {
-    for (int32_t i = 0; i < ROWS * HEADS * D; i++)
-        x->q[i] = bf16(value(t));
     for (int32_t h = 0; h < HEADS; h++)
         x->sink[h] = value(t);
     for (int32_t i = 0; i < ROT / 2; i++)
@@ -164,7 +163,7 @@ static void attend_head(const struct attention *x, int32_t r, int32_t h, double 
     for (int32_t j = 0; j < WINDOW + TOP && (row = attended(x, r, j)); j++) {
         p[j] = 0;
         for (int32_t k = 0; k < D; k++)
-            p[j] += (double)from_bf16(x->q[(r * HEADS + h) * D + k]) * (double)row[k] * scale;
+            p[j] += (double)x->q[(r * HEADS + h) * D + k] * (double)row[k] * scale;
         most = fmax(most, p[j]);
     }
     total = exp((double)x->sink[h] - most);
@@ -205,9 +204,22 @@ static void hold_attention(struct test *t, const char *kernel, const struct atte
     }
 }
 
-static enum nib_status test_attend(struct test *t, struct attention *x, enum nib_row_format f, const char *kernel)
+/* Queries of 12 bits, which two bf16 parts hold, or of the eight that one does. */
+static void make_queries(struct test *t, struct attention *x, bool f32)
 {
-    size_t                 start = t->used;
+    for (int32_t i = 0; i < ROWS * HEADS * D; i++) {
+        float v = value(t);
+        x->half[i] = bf16(v);
+        x->q[i] = f32 ? v : from_bf16(x->half[i]);
+    }
+}
+
+static enum nib_status test_attend(struct test *t, struct attention *x, enum nib_row_format f, bool f32,
+                                   const char *kernel)
+{
+    size_t start = t->used;
+    make_queries(t, x, f32);
+    void                  *q = f32 ? put(t, x->q, sizeof x->q) : put(t, x->half, sizeof x->half);
     struct nib_rows        rows = {.n_rows = ROWS,
                                    .n_seqs = 1,
                                    .pos = put(t, x->pos, sizeof x->pos),
@@ -215,7 +227,7 @@ static enum nib_status test_attend(struct test *t, struct attention *x, enum nib
                                    .window_page = put(t, x->page[0], sizeof x->page[0]),
                                    .entry_page = put(t, x->page[1], sizeof x->page[1]),
                                    .page_stride = PAGES};
-    struct nib_attend_args a = {.q = {put(t, x->q, sizeof x->q), NIB_DTYPE_BF16, ROWS, HEADS * D, HEADS * D},
+    struct nib_attend_args a = {.q = {q, f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, ROWS, HEADS * D, HEADS * D},
                                 .sink = put(t, x->sink, sizeof x->sink),
                                 .n_heads = HEADS,
                                 .head_dim = D,
@@ -249,16 +261,18 @@ static enum nib_status test_attention(struct test *t)
 {
     static const struct {
         enum nib_row_format format;
+        bool                f32;
         const char         *kernel;
-    } kernels[] = {
-        {NIB_ROW_BF16, "attend_bf16"}, {NIB_ROW_FP8, "attend_fp8"}, {NIB_ROW_NVFP4, "attend_nvfp4"}};
+    } kernels[] = {{NIB_ROW_BF16, false, "attend_bf16"},     {NIB_ROW_FP8, false, "attend_fp8"},
+                   {NIB_ROW_NVFP4, false, "attend_nvfp4"},   {NIB_ROW_BF16, true, "attend_f32_bf16"},
+                   {NIB_ROW_FP8, true, "attend_f32_fp8"},    {NIB_ROW_NVFP4, true, "attend_f32_nvfp4"}};
     enum nib_status   status = NIB_OK;
     struct attention *x = calloc(1, sizeof *x);
     if (!x)
         return nib_error_set(&t->s->error, NIB_E_MEMORY, "cuda: no memory for the self-test");
     make_attention(t, x);
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels && status == NIB_OK && t->e == cudaSuccess; i++)
-        status = test_attend(t, x, kernels[i].format, kernels[i].kernel);
+        status = test_attend(t, x, kernels[i].format, kernels[i].f32, kernels[i].kernel);
     free(x);
     return status;
 }
@@ -274,7 +288,7 @@ struct indexer {
 };
 
 /* Queries and keys in the keys' form; rows of row_bytes, one after the other, in x->row. */
-static void make_indexer(struct test *t, struct indexer *x, bool fp4, int64_t row_bytes)
+static void make_indexer(struct test *t, struct indexer *x, bool fp4, bool f32, int64_t row_bytes)
 {
     uint8_t  q_row[2 * INDEX_DIM];
     uint8_t *rows = &x->row[0][0];
@@ -290,6 +304,8 @@ static void make_indexer(struct test *t, struct indexer *x, bool fp4, int64_t ro
             nib_kv_bf16_encode(v, INDEX_DIM, row);
             nib_kv_bf16_decode(row, INDEX_DIM, to);
         }
+        if (!fp4 && f32 && i < INDEX_HEADS) /* of 12 bits */
+            memcpy(to, v, sizeof v);
     }
     for (int32_t i = 0; i < INDEX_HEADS * INDEX_DIM; i++)
         x->half[i] = bf16(x->q[i]);
@@ -302,8 +318,9 @@ static void make_indexer(struct test *t, struct indexer *x, bool fp4, int64_t ro
     x->pos = INDEX_VISIBLE * RATIO - 1;
 }
 
-/* bf16 products, weights and sums: each head within 2^-7 of its magnitude. fp32: the products are exact in 2^-20. */
-static void hold_scores(struct test *t, const char *kernel, const struct indexer *x, double scale, bool fp4)
+/* bf16 products, weights and sums: each head within 2^-7 of its magnitude. fp32: the products are exact in 2^-20 (and
+ * two bf16 parts hold these queries exactly). */
+static void hold_scores(struct test *t, const char *kernel, const struct indexer *x, double scale, bool f32)
 {
     for (int32_t e = 0; e < INDEX_VISIBLE && t->why[0] == 0; e++) {
         const float *key = x->key[x->page[e / ENTRIES] * ENTRIES + e % ENTRIES];
@@ -315,23 +332,23 @@ static void hold_scores(struct test *t, const char *kernel, const struct indexer
                 all += fabs((double)x->q[h * INDEX_DIM + k] * (double)key[k]);
             }
             want += (double)x->weight[h] * scale * fmax(dot, 0);
-            size += fabs((double)x->weight[h]) * scale * (fp4 ? 0x1p-20 * all : 0x1p-7 * fmax(dot, 0) + 0x1p-20 * all);
+            size += fabs((double)x->weight[h]) * scale * (f32 ? 0x1p-20 * all : 0x1p-7 * fmax(dot, 0) + 0x1p-20 * all);
         }
-        if (!(fabs((double)x->got[e] - want) <= size + (fp4 ? 0 : 0x1p-7 * fabs(want))))
+        if (!(fabs((double)x->got[e] - want) <= size + (f32 ? 0 : 0x1p-7 * fabs(want))))
             (void)snprintf(t->why, t->why_bytes, "sm100a %s: entry %d is %.9g, wanted %.9g", kernel, e,
                            (double)x->got[e], want);
     }
 }
 
-static enum nib_status test_index(struct test *t, struct indexer *x, bool fp4)
+static enum nib_status test_index(struct test *t, struct indexer *x, bool fp4, bool f32, const char *kernel)
 {
     enum nib_row_format f = fp4 ? NIB_ROW_FP4 : NIB_ROW_BF16;
     int64_t             row_bytes = nib_row_bytes(f, INDEX_DIM, 0);
-    enum nib_dtype      dtype = fp4 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16;
-    make_indexer(t, x, fp4, row_bytes);
+    enum nib_dtype      dtype = f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16;
+    make_indexer(t, x, fp4, f32, row_bytes);
     const uint16_t *half = put(t, x->half, sizeof x->half);
-    void *q = fp4 ? put(t, x->q, sizeof x->q) : (void *)(uintptr_t)half,
-         *weight = fp4 ? put(t, x->weight, sizeof x->weight) : (void *)(uintptr_t)(half + INDEX_HEADS * INDEX_DIM);
+    void *q = f32 ? put(t, x->q, sizeof x->q) : (void *)(uintptr_t)half,
+         *weight = f32 ? put(t, x->weight, sizeof x->weight) : (void *)(uintptr_t)(half + INDEX_HEADS * INDEX_DIM);
     struct nib_rows rows = {.n_rows = 1,
                             .n_seqs = 1,
                             .pos = put(t, &x->pos, sizeof x->pos),
@@ -359,7 +376,7 @@ static enum nib_status test_index(struct test *t, struct indexer *x, bool fp4)
     if (t->e == cudaSuccess)
         t->e = cudaStreamSynchronize(t->s->handle);
     if (t->e == cudaSuccess)
-        hold_scores(t, fp4 ? "index_fp4" : "index_bf16", x, (double)a.scale, fp4);
+        hold_scores(t, kernel, x, (double)a.scale, f32);
     return NIB_OK;
 }
 
@@ -368,9 +385,11 @@ static enum nib_status test_indexer(struct test *t)
     struct indexer *x = calloc(1, sizeof *x);
     if (!x)
         return nib_error_set(&t->s->error, NIB_E_MEMORY, "cuda: no memory for the self-test");
-    enum nib_status status = test_index(t, x, true);
+    enum nib_status status = test_index(t, x, true, true, "index_fp4");
     if (status == NIB_OK && t->e == cudaSuccess && t->why[0] == 0)
-        status = test_index(t, x, false);
+        status = test_index(t, x, false, false, "index_bf16");
+    if (status == NIB_OK && t->e == cudaSuccess && t->why[0] == 0)
+        status = test_index(t, x, false, true, "index_f32_bf16");
     free(x);
     return status;
 }

@@ -163,13 +163,14 @@ struct nib_sm100a_place_args {
 
 /* ---- Attention ---- */
 
-#define NIB_SM100A_ATTEND_HEADS 64    /* of a block */
+#define NIB_SM100A_ATTEND_COLUMNS 64  /* of a block: heads of bf16 queries; fp32 ones take two each */
 #define NIB_SM100A_ATTEND_THREADS 288
 #define NIB_SM100A_ATTEND_SHARED 232328 /* bytes, dynamic */
 #define NIB_SM100A_ATTEND_BLOCKS 8    /* of a cluster, which share a row in the kernels for few rows */
 
-/* Passed by value to nib_sm100a_attend_bf16, _fp8 and _nvfp4, by the format of both stores: struct nib_attend_args for
- * bf16 q and head_dim 512 with 64 rotary channels; stores and q 16-byte aligned. Row y of the grid is row first + y;
+/* Passed by value to nib_sm100a_attend_bf16, _fp8 and _nvfp4, by the format of both stores, for bf16 q, and to
+ * nib_sm100a_attend_f32_bf16 and so on for fp32 q: struct nib_attend_args for head_dim 512 with 64 rotary channels; stores
+ * and q 16-byte aligned. Row y of the grid is row first + y;
  * x: groups of heads. few: NIB_SM100A_ATTEND_BLOCKS times as many blocks along x, that many a cluster, share a row. */
 struct nib_sm100a_attend_args {
     struct nib_attend_args a; /* without rows */
@@ -184,7 +185,8 @@ struct nib_sm100a_attend_args {
 #define NIB_SM100A_INDEX_FP4_SHARED 47104 /* bytes, dynamic */
 #define NIB_SM100A_INDEX_BF16_SHARED 100352
 
-/* nib_sm100a_index_fp4 and _bf16, by the format of the keys: struct nib_blackwell_index_args. */
+/* nib_sm100a_index_fp4 and _bf16, by the format of the keys, and _f32_bf16 for fp32 queries (up to 64 heads) of BF16 keys:
+ * struct nib_blackwell_index_args. */
 
 /* ---- Packing of weights ---- */
 
