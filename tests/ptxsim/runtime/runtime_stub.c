@@ -32,12 +32,13 @@ struct function {
     const char   *name;
     struct image *image;
     int           dynamic_most;
+    int           launches;
 };
 
 /* One recorded piece of work. */
 struct work {
     struct work           *next;
-    const struct function *f; /* NULL: a copy */
+    struct function       *f; /* NULL: a copy */
     struct px_launch       launch;
     void                  *value[PARAMS];
     void                  *to;
@@ -71,6 +72,14 @@ void ptxsim_fail_launch(int nth, cudaError_t e)
 {
     rt.fail_launch = nth;
     rt.launch_error = e;
+}
+
+int ptxsim_launches(const char *name)
+{
+    for (int i = 0; i < rt.n_functions; i++)
+        if (strcmp(rt.function[i].name, name) == 0)
+            return rt.function[i].launches;
+    return 0;
 }
 
 /* ---- Registration, called before main ---- */
@@ -142,7 +151,7 @@ void __cudaRegisterFunction(void **handle, const char *host, char *device, const
     (void)device, (void)limit, (void)tid, (void)bid, (void)block, (void)grid, (void)size;
     if (rt.n_functions == FUNCTIONS)
         abort();
-    rt.function[rt.n_functions++] = (struct function){host, name, (struct image *)handle, 48 * 1024};
+    rt.function[rt.n_functions++] = (struct function){host, name, (struct image *)handle, 48 * 1024, 0};
 }
 
 void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t size, int constant, int global)
@@ -221,7 +230,7 @@ static struct px_module *module_of(const struct function *f)
 
 /* ---- Work ---- */
 
-static cudaError_t run_kernel(const struct function *f, const struct px_launch *l)
+static cudaError_t run_kernel(struct function *f, const struct px_launch *l)
 {
     struct timespec a, b;
     uint64_t        before = px_stats_of(machine()).steps;
@@ -238,6 +247,7 @@ static cudaError_t run_kernel(const struct function *f, const struct px_launch *
     }
     if (!px_run(machine(), module_of(f), f->name, l))
         return fault(cudaErrorLaunchFailure, px_error(machine()));
+    f->launches++;
     (void)clock_gettime(CLOCK_MONOTONIC, &b);
     if (rt.trace)
         fprintf(stderr, "ptxsim: %s <<<(%u,%u,%u), %u>>> %llu steps, %.1f ms\n", f->name, l->grid.x, l->grid.y, l->grid.z, l->block.x,

@@ -8,5 +8,7 @@
 void ptxsim_fail_alloc(int nth);
 /* The nth kernel from now on is the device's last work: every call after it fails with this error. */
 void ptxsim_fail_launch(int nth, cudaError_t e);
+/* Launches of the kernel of this name so far. */
+int ptxsim_launches(const char *name);
 
 #endif
