@@ -18,6 +18,7 @@ int cmd_score(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_quantize(int argc, char **argv);
+int cmd_selftest(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_serve(int argc, char **argv); /* only in builds with NIB_SERVER */
 

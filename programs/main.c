@@ -14,6 +14,7 @@ static const struct cli_command commands[] = {
     {"score", "exact match and likelihood on a file of prompts, perplexity on a text", cmd_score},
     {"tokenize", "text or a conversation to token ids, and back", cmd_tokenize},
     {"inspect", "show what a checkpoint holds and the memory it needs", cmd_inspect},
+    {"selftest", "hold this machine's kernels to the reference", cmd_selftest},
     {"quantize", "write a checkpoint again in NVFP4", cmd_quantize},
     {"bench", "how fast steps are, and how near the machine's limits; or a server", cmd_bench},
 #ifdef NIB_SERVER
