@@ -40,7 +40,10 @@ static void run_tile(enum nib_weight_type type, bool codes, int32_t n_rows, int 
 
     const float                   *x[NIB_CPU_TILE_ROWS];
     const struct nib_cpu_code_row *xi[NIB_CPU_TILE_ROWS];
-    struct nib_cpu_code_row        row = {filled(N_IN, 0, 12), floats(N_IN / 16), filled(N_IN / 4, 0, 1), 1};
+    struct nib_cpu_code_block     *block = filled(N_IN / NIB_CPU_BLOCK * sizeof *block, 0, 12);
+    struct nib_cpu_code_row        row = {block, 1};
+    for (int32_t b = 0; b < N_IN / NIB_CPU_BLOCK; b++)
+        block[b].scale = 1;
     for (int32_t r = 0; r < n_rows; r++) {
         x[r] = floats(N_IN + 33 * 16);
         xi[r] = &row;

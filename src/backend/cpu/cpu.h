@@ -173,7 +173,7 @@ static inline int32_t nib_cpu_padded(int32_t cols)
 /* From one prepared row to the next: 33 cache lines more, so that rows of 4096 channels do not all fall into the same sets of
  * the caches. */
 static inline int32_t nib_cpu_stride(int32_t cols) { return nib_cpu_padded(cols) + 33 * 16; }
-/* Bytes of one opened integer row. */
+/* Bytes from one opened integer row to the next, likewise. */
 size_t nib_cpu_codes_bytes(int32_t cols);
 
 /* Make rows [first, first + n) of x ready, in place or in the stream's scratch; n <= GROUP_ROWS. Plain rows have n_parts

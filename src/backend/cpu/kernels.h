@@ -54,16 +54,20 @@ struct nib_cpu_order {
     uint8_t fp4[NIB_CPU_PANEL * 4], fp8[NIB_CPU_PANEL * 8], bf16[NIB_CPU_PANEL * 8];
 };
 
-/* A quantised row opened for integer sums, zeros up to a whole block: int8 codes (E2M1 codes doubled), their blocks'
- * scales, and minus NIB_CPU_CODE_BIAS times the sum of each block's codes: packed weights enter the sums as unsigned
- * codes with that bias. */
-struct nib_cpu_code_row {
-    const int8_t  *codes;     /* [blocks][16], of 8 channels the even ones first */
-    const float   *scales;    /* [blocks] */
-    const int32_t *fix;       /* [blocks] */
-    float          row_scale; /* what the sums are multiplied with at the end, halves of doubled codes included */
+/* 16 channels of a quantised row opened for integer sums: int8 codes (E2M1 codes doubled), zeros beyond the last channel, and
+ * minus NIB_CPU_CODE_BIAS times their sum, for packed weights enter the sums as unsigned codes with that bias. Together,
+ * because a loop over several rows has a register for one address each. */
+struct nib_cpu_code_block {
+    int8_t  codes[NIB_CPU_BLOCK]; /* of 8 channels the even ones first */
+    float   scale;
+    int32_t fix;
 };
 #define NIB_CPU_CODE_BIAS 12
+
+struct nib_cpu_code_row {
+    const struct nib_cpu_code_block *block;     /* [blocks] */
+    float                            row_scale; /* for the sums at the end, halves of doubled codes included */
+};
 
 struct nib_cpu_tile {
     const struct nib_cpu_matrix          *w;
@@ -94,9 +98,9 @@ struct nib_cpu_kernels {
     /* NVFP4 and MXFP4 weights: integer sums of 16 channels, times both block scales, summed in fp32 over blocks,
      * times the row's and the matrix's global scale at the end. */
     void (*tile_codes)(const struct nib_cpu_tile *t);
-    /* n codes and scales of an NVFP4 or INT8 row into an opened one's arrays. */
+    /* n codes and their scales of an NVFP4 or INT8 row into blocks. */
     void (*codes_open)(enum nib_act_format format, const uint8_t *codes, const uint8_t *scales, int32_t n,
-                       int8_t *dst, float *dst_scales, int32_t *fix);
+                       struct nib_cpu_code_block *out);
 
     /* y[i * y_stride + j] = sum over n of x[i] * w[j]; strides in elements. */
     void (*dot_rows)(const float *x, int64_t x_stride, int32_t n_x, const float *w, int64_t w_stride, int32_t n_w,

@@ -9,6 +9,7 @@
 
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) = (vec)vfmaq_f32((float32x4_t)(a), (float32x4_t)(b), (float32x4_t)(c)))
+#define VEC_KEEP(v)
 #define CODES_ROWS       4
 #define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
 

@@ -9,6 +9,7 @@
 
 #define VEC_BYTES        64
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
+#define VEC_KEEP(v)
 #define CODES_ROWS       8
 #define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 

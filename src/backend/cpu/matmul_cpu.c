@@ -20,8 +20,8 @@ unsigned nib_cpu_need_of(const struct nib_weight *w)
 
 size_t nib_cpu_codes_bytes(int32_t cols)
 {
-    size_t padded = (size_t)nib_cpu_padded(cols);
-    return padded + padded / NIB_CPU_BLOCK * (sizeof(float) + sizeof(int32_t));
+    size_t bytes = (size_t)nib_cpu_padded(cols) / NIB_CPU_BLOCK * sizeof(struct nib_cpu_code_block);
+    return (bytes + 63) / 64 * 64 + 33 * 64;
 }
 
 void nib_cpu_act_decode(const struct nib_stream *s, enum nib_act_format format, const uint8_t *codes,
@@ -39,14 +39,10 @@ void nib_cpu_codes_open(const struct nib_stream *s, enum nib_act_format format, 
                         const uint8_t *scales, float row_scale, int32_t cols, void *memory,
                         struct nib_cpu_code_row *out)
 {
-    int32_t  padded = nib_cpu_padded(cols);
-    int8_t  *opened = memory;
-    float   *opened_scales = (float *)(void *)(opened + padded);
-    int32_t *fix = (int32_t *)(void *)(opened_scales + padded / NIB_CPU_BLOCK);
-    s->k.codes_open(format, codes, scales, cols, opened, opened_scales, fix);
+    s->k.codes_open(format, codes, scales, cols, memory);
     /* Weights' codes are doubled, and so are NVFP4 rows'. */
     float halves = format == NIB_ACT_NVFP4 ? 0.25f * row_scale : 0.5f;
-    *out = (struct nib_cpu_code_row){opened, opened_scales, fix, halves};
+    *out = (struct nib_cpu_code_row){memory, halves};
 }
 
 /* Row r of a prepared group, in every form that is needed. */
