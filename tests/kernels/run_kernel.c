@@ -72,10 +72,12 @@ static const struct kernel {
     bool                 codes;
     int32_t              n_rows; /* 0: attention */
 } kernels[] = {
-    {"nvfp4-plain-1", NIB_WEIGHT_NVFP4, false, 1}, {"nvfp4-plain-64", NIB_WEIGHT_NVFP4, false, 64},
-    {"nvfp4-codes-1", NIB_WEIGHT_NVFP4, true, 1},  {"nvfp4-codes-64", NIB_WEIGHT_NVFP4, true, 64},
+    {"nvfp4-plain-1", NIB_WEIGHT_NVFP4, false, 1}, {"nvfp4-plain-8", NIB_WEIGHT_NVFP4, false, 8},
+    {"nvfp4-plain-64", NIB_WEIGHT_NVFP4, false, 64}, {"nvfp4-codes-1", NIB_WEIGHT_NVFP4, true, 1},
+    {"nvfp4-codes-8", NIB_WEIGHT_NVFP4, true, 8},  {"nvfp4-codes-64", NIB_WEIGHT_NVFP4, true, 64},
     {"mxfp4-plain-1", NIB_WEIGHT_MXFP4, false, 1}, {"fp8-plain-1", NIB_WEIGHT_FP8, false, 1},
-    {"bf16-plain-1", NIB_WEIGHT_BF16, false, 1},   {"attention", NIB_WEIGHT_F32, false, 0},
+    {"fp8-plain-8", NIB_WEIGHT_FP8, false, 8},     {"bf16-plain-1", NIB_WEIGHT_BF16, false, 1},
+    {"bf16-plain-8", NIB_WEIGHT_BF16, false, 8},   {"attention", NIB_WEIGHT_F32, false, 0},
 };
 
 int main(int argc, char **argv)

@@ -1,11 +1,11 @@
-/* Body of a rung: products of integer rows (NVFP4, INT8) with 4-bit weights. Unsigned codes with a bias meet four channels of a
- * row at a time and are summed as integers over a block's 16 channels (at most 16 * 24 * 127 = 48768; in two halves of 16
+/* Body of a rung: products of integer rows (NVFP4, INT8) with 4-bit weights. Unsigned codes with a bias meet four channels
+ * of a row at a time and are summed as integers over a block's 16 channels (at most 16 * 24 * 127 = 48768; in two halves of 16
  * bits where a rung has no wider sums), corrected by the row's fix, then times both scales in fp32. */
 
 /* Vectors of a block's codes: of the even and the odd channels of two octets. */
 #define CODE_VECS (4 * PANEL_VECS)
 
-/* One block's codes in that order, and its fix. */
+/* The codes of 16 channels in an opened block's order, and their fix. */
 BODY void code_block_fill(const i8x16 *q, struct nib_cpu_code_block *out)
 {
     i8x16 v = __builtin_shufflevector(*q, *q, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
@@ -39,7 +39,8 @@ struct codes_block {
 _Static_assert(sizeof(struct codes_block) * NIB_CPU_TILE_K / NIB_CPU_BLOCK <= NIB_CPU_TILE_WORK * sizeof(float),
                "a panel's decoded codes fit into a tile's scratch");
 
-BODY void codes_block_open(const int type, const uint8_t *codes, const uint8_t *scales, int32_t b, struct codes_block *out)
+BODY void codes_block_open(const int type, const uint8_t *codes, const uint8_t *scales, int32_t b,
+                           struct codes_block *out)
 {
     UNROLL for (int i = 0; i < block_bytes(type); i += 64)
         __builtin_prefetch(codes + PREFETCH_BYTES + i);
@@ -48,8 +49,8 @@ BODY void codes_block_open(const int type, const uint8_t *codes, const uint8_t *
     codes_scales(type, block_scales_at(type, scales, b), out->s);
 }
 
-/* Sums of `rows` rows += block w times block b of each. Four channels of the panel at a time are kept in registers for all rows,
- * and four of a row for the whole panel: it is what is loaded, not what is multiplied, that such products wait for. */
+/* Sums of `rows` rows += block w times block b of each. Four channels of the panel at a time are kept in registers for
+ * all rows, and four of a row for the whole panel: loads, not products, are what there is too much of. */
 BODY void block_add(const int rows, const struct codes_block *w, const struct nib_cpu_code_block *const *x, int64_t b,
                     vec (*sum)[PANEL_VECS])
 {
@@ -98,7 +99,8 @@ BODY void codes_stream(const int type, const struct nib_cpu_tile *t, int32_t o)
         *(vec *)(void *)(t->y + o + p * VEC_FLOATS) = sum[0][p];
 }
 
-/* n decoded blocks from b0 on for `rows` rows, added to y. */
+/* n decoded blocks from b0 on for `rows` rows, added to y. What lies `ahead` blocks further in the rows is asked for: pieces
+ * of some hundred bytes are too short for the processor to foresee. */
 BODY void codes_rows(const int rows, const struct codes_block *w, const struct nib_cpu_code_row *const *row, int32_t b0,
                      int32_t n, int32_t ahead, float *y)
 {
@@ -124,7 +126,8 @@ BODY void codes_rows(const int rows, const struct codes_block *w, const struct n
     case ROWS: codes_rows(ROWS, w, t->xi + r, b0, n, ahead, y + r * NIB_CPU_TILE_OUTS); break;
 
 /* CODES_ROWS rows at a time. */
-BODY void codes_all_rows(const struct nib_cpu_tile *t, const struct codes_block *w, int32_t b0, int32_t n, int32_t ahead, float *y)
+BODY void codes_all_rows(const struct nib_cpu_tile *t, const struct codes_block *w, int32_t b0, int32_t n, int32_t ahead,
+                         float *y)
 {
     for (int32_t r = 0; r < t->n_rows; r += CODES_ROWS)
         switch (t->n_rows - r < CODES_ROWS ? t->n_rows - r : CODES_ROWS) {

@@ -2,15 +2,18 @@
  *
  * A 4-bit code's fp32 value has two bytes that are not zero. Two table look-ups give them for 32 codes, an
  * interleave within 16 bytes makes 16-bit halves of them, and a shift and a mask make fp32 of the even and the odd
- * halves: 8 operations for 32 weights. So 32 bytes are 8 outputs, 4 in each 16-byte part, whose bytes 0 and 1 lie in that
- * part's first half and 2 and 3 in its second. Chunk 0 is the low nibbles, the even channels, chunk 1 the odd ones. */
+ * halves: 8 operations for 32 weights. So 32 bytes are two neighbouring bytes of each output, those of outputs 0 to 3 and
+ * 8 to 11 in the first 16. Chunk 0 is the low nibbles, the even channels, chunk 1 the odd ones.
+ *
+ * For several rows a decoded panel is kept as fp16, which holds every 4-bit and E4M3 value exactly: half the work of
+ * decoding, and a load that converts costs what a plain one does. */
 
 #define CHUNKS              2
 #define CHUNK_CHANNEL(c, i) (2 * (i) + (c))
 
 BODY int32_t fp4_place(int32_t out, int32_t pair)
 {
-    return 32 * (out / 8) + 16 * (out / 4 % 2) + 8 * (pair / 2) + 2 * (out % 4) + pair % 2;
+    return 32 * (pair / 2) + 16 * (out / 4 % 2) + 8 * (out / 8) + 2 * (out % 4) + pair % 2;
 }
 
 /* FP8 bytes widen within 16 bytes too: a part holds 8 outputs of two channels. */
@@ -67,17 +70,72 @@ BODY void chunk_decode(const int type, const uint8_t *codes, int chunk, vec *v)
         /* Bytes 2 and 3 of the fp32 values 0 0.5 1 1.5 2 3 4 6 and their negatives. */
         const __m256i byte2 = table16(0xc0804000c0800000, 0xc0804000c0800000);
         const __m256i byte3 = table16(0x404040403f3f3f00, 0xc0c0c0c0bfbfbf80);
-        UNROLL for (int side = 0; side < 2; side++)
+        UNROLL for (int i = 0; i < 4; i += 2)
         {
-            __m256i n = nibbles_of(load32(codes + 32 * side), chunk);
+            __m256i n = nibbles_of(load32(codes + 16 * i), chunk);
             __m256i b2 = _mm256_shuffle_epi8(byte2, n), b3 = _mm256_shuffle_epi8(byte3, n);
-            __m256i low = _mm256_unpacklo_epi8(b2, b3), high = _mm256_unpackhi_epi8(b2, b3);
-            v[side] = (vec)_mm256_slli_epi32(low, 16);
-            v[2 + side] = (vec)_mm256_and_si256(low, high_half);
-            v[4 + side] = (vec)_mm256_slli_epi32(high, 16);
-            v[6 + side] = (vec)_mm256_and_si256(high, high_half);
+            UNROLL for (int side = 0; side < 2; side++)
+            {
+                __m256i pair = side ? _mm256_unpackhi_epi8(b2, b3) : _mm256_unpacklo_epi8(b2, b3);
+                v[2 * i + side] = (vec)_mm256_slli_epi32(pair, 16);
+                v[2 * i + 2 + side] = (vec)_mm256_and_si256(pair, high_half);
+            }
         }
     }
+}
+
+/* Room of a decoded octet in scratch; BF16 is as good as decoded where it stands. */
+#define OCTET_FLOATS(type)   (NIB_CPU_OCTET * NIB_CPU_PANEL / 2)
+#define OCTET_IN_PLACE(type) ((type) == NIB_WEIGHT_BF16)
+
+BODY void fp16_store(float *v, int j, __m256i h) { _mm256_store_si256((__m256i *)(void *)(v + 8 * j), h); }
+
+/* An octet to scratch, as panel_load finds it. */
+BODY void octet_store(const int type, const uint8_t *codes, float *v)
+{
+    const __m256i zero = _mm256_setzero_si256();
+    if (type == NIB_WEIGHT_FP8) {
+        UNROLL for (int i = 0; i < 8; i++)
+        {
+            __m256i b = load32(codes + 32 * (i / 2));
+            __m256i wide = i % 2 ? _mm256_unpackhi_epi8(zero, b) : _mm256_unpacklo_epi8(zero, b);
+            fp16_store(v, i, _mm256_and_si256(_mm256_srai_epi16(wide, 1), _mm256_set1_epi16((short)0xbfff)));
+        }
+    } else {
+        /* Upper bytes of fp16; the lower ones are 0. */
+        const __m256i upper = table16(0x464442403e3c3800, 0xc6c4c2c0bebcb880);
+        const __m256i apart = table16(0x0e0c0a0806040200, 0x0f0d0b0907050301);
+        UNROLL for (int i = 0; i < 4; i += 2)
+        {
+            __m256i b = _mm256_shuffle_epi8(load32(codes + 16 * i), apart);
+            UNROLL for (int c = 0; c < 2; c++)
+            {
+                __m256i h = _mm256_shuffle_epi8(upper, nibbles_of(b, c));
+                fp16_store(v, 4 * c + i, _mm256_unpacklo_epi8(zero, h));
+                fp16_store(v, 4 * c + i + 1, _mm256_unpackhi_epi8(zero, h));
+            }
+        }
+    }
+}
+
+/* Vector p of the j-th channel of a block in scratch. */
+BODY void panel_load(const int type, const float *v, int j, int p, vec *w)
+{
+    if (type == NIB_WEIGHT_BF16) {
+        __m256i pair = load32(v + 8 * j);
+        *w = (vec)(p ? _mm256_and_si256(pair, _mm256_set1_epi32((int)0xffff0000u)) : _mm256_slli_epi32(pair, 16));
+    } else
+        *w = (vec)_mm256_cvtph_ps(_mm_load_si128((const __m128i *)(const void *)(v + 8 * j + 4 * p)));
+}
+
+/* 4-bit codes come to fp16 as outputs 0 to 3 and 8 to 11, then the others: the middle two fours change places. */
+BODY void panel_turn(const int type, vec *v)
+{
+    if (type == NIB_WEIGHT_BF16 || type == NIB_WEIGHT_FP8)
+        return;
+    __m256 low = _mm256_permute2f128_ps((__m256)v[0], (__m256)v[1], 0x20);
+    v[1] = (vec)_mm256_permute2f128_ps((__m256)v[0], (__m256)v[1], 0x31);
+    v[0] = (vec)low;
 }
 
 /* A block's scales of 16 outputs. UE4M3 bits put at an fp32 exponent are 2^-120 times the value, subnormals too. */
@@ -106,10 +164,10 @@ BODY void codes_decode(const uint8_t *codes, u8_vec *u)
 {
     /* 12 more than 0 1 2 3 4 6 8 12 and their negatives. */
     const __m256i biased = table16(0x181412100f0e0d0c, 0x00040608090a0b0c);
-    const __m256i outputs = table16(0x0b0a030209080100, 0x0f0e07060d0c0504);
+    __m256i       first = load32(codes), second = load32(codes + 32);
     UNROLL for (int side = 0; side < 2; side++)
     {
-        __m256i b = _mm256_shuffle_epi8(load32(codes + 32 * side), outputs);
+        __m256i b = side ? _mm256_unpackhi_epi16(first, second) : _mm256_unpacklo_epi16(first, second);
         u[side] = (u8_vec)_mm256_shuffle_epi8(biased, nibbles_of(b, 0));
         u[2 + side] = (u8_vec)_mm256_shuffle_epi8(biased, nibbles_of(b, 1));
     }

@@ -8,6 +8,38 @@
 #define CHUNK_CHANNELS (NIB_CPU_OCTET / CHUNKS)
 #define TILE_BLOCKS    (NIB_CPU_TILE_K / NIB_CPU_BLOCK)
 
+#ifndef OCTET_FLOATS
+/* Room of a decoded octet in scratch, and whether its stored bytes serve as well. */
+#define OCTET_FLOATS(type)   (NIB_CPU_OCTET * NIB_CPU_PANEL)
+#define OCTET_IN_PLACE(type) false
+
+/* An octet to scratch, as panel_load finds it. */
+BODY void octet_store(const int type, const uint8_t *codes, float *v)
+{
+    UNROLL for (int c = 0; c < CHUNKS; c++)
+    {
+        vec d[CHUNK_CHANNELS * PANEL_VECS];
+        chunk_decode(type, codes, c, d);
+        UNROLL for (int i = 0; i < CHUNK_CHANNELS * PANEL_VECS; i++)
+            *(vec *)(void *)(v + (c * CHUNK_CHANNELS * PANEL_VECS + i) * VEC_FLOATS) = d[i];
+    }
+}
+
+/* Vector p of the j-th channel of a block in scratch. */
+BODY void panel_load(const int type, const float *v, int j, int p, vec *w)
+{
+    (void)type;
+    *w = *(const vec *)(const void *)(v + (j * PANEL_VECS + p) * VEC_FLOATS);
+}
+
+/* A panel's outputs from the order of scratch to their own, or back. */
+BODY void panel_turn(const int type, vec *v)
+{
+    (void)type;
+    (void)v;
+}
+#endif
+
 /* sum += chain * scale, or without a scale. */
 BODY void sum_add(const int type, vec *sum, const vec *chain, const vec *scale)
 {
@@ -17,13 +49,19 @@ BODY void sum_add(const int type, vec *sum, const vec *chain, const vec *scale)
         VEC_FMA(*sum, *chain, *scale);
 }
 
-/* The sums of n outputs are complete but for the matrix's scale. */
-BODY void sums_scale(const struct nib_cpu_tile *t)
+/* The sums of n outputs are complete but for the matrix's scale, and their order if they come from scratch. */
+BODY void sums_end(const int type, const struct nib_cpu_tile *t, bool turned)
 {
     const vec scale = SPLAT(t->w->global_scale);
     for (int32_t r = 0; r < t->n_rows; r++)
-        for (int32_t o = 0; o < t->n_outs; o += VEC_FLOATS)
-            *(vec *)(void *)(t->y + r * NIB_CPU_TILE_OUTS + o) *= scale;
+        for (int32_t o = 0; o < t->n_outs; o += NIB_CPU_PANEL) {
+            vec *y = (vec *)(void *)(t->y + r * NIB_CPU_TILE_OUTS + o), sum[PANEL_VECS];
+            memcpy(sum, y, sizeof sum);
+            if (turned)
+                panel_turn(type, sum);
+            UNROLL for (int p = 0; p < PANEL_VECS; p++)
+                y[p] = sum[p] * scale;
+        }
 }
 
 /* ---- Few rows: straight from the stored bytes ---- */
@@ -107,19 +145,15 @@ BODY void panel_open(const int type, const struct nib_cpu_matrix *w, int32_t out
 {
     const uint8_t *codes = panel_codes(w, out) + (int64_t)b0 * block_bytes(type), *scales = panel_scales(w, out);
     for (int32_t b = b0; b < b0 + n; b++) {
-        UNROLL for (int c = 0; c < 2 * CHUNKS; c++)
-        {
-            vec d[CHUNK_CHANNELS * PANEL_VECS];
-            chunk_decode(type, codes + c / CHUNKS * block_bytes(type) / 2, c % CHUNKS, d);
-            UNROLL for (int i = 0; i < CHUNK_CHANNELS * PANEL_VECS; i++)
-                *(vec *)(void *)(v + (c * CHUNK_CHANNELS * PANEL_VECS + i) * VEC_FLOATS) = d[i];
-        }
+        UNROLL for (int h = 0; !OCTET_IN_PLACE(type) && h < 2; h++)
+            octet_store(type, codes + h * block_bytes(type) / 2, v + h * OCTET_FLOATS(type));
         vec sc[PANEL_VECS];
         panel_scales_decode(type, block_scales_at(type, scales, b), sc);
+        panel_turn(type, sc);
         UNROLL for (int p = 0; p < PANEL_VECS; p++)
             *(vec *)(void *)(s + p * VEC_FLOATS) = sc[p];
         codes += block_bytes(type);
-        v += NIB_CPU_BLOCK * NIB_CPU_PANEL;
+        v += 2 * OCTET_FLOATS(type);
         s += NIB_CPU_PANEL;
     }
 }
@@ -143,7 +177,7 @@ BODY void panel_rows(const int rows, const int type, const float *const *x, int6
             vec w[PANEL_VECS];
             UNROLL for (int p = 0; p < PANEL_VECS; p++)
             {
-                w[p] = *(const vec *)(const void *)(v + (j * PANEL_VECS + p) * VEC_FLOATS);
+                panel_load(type, v, j, p, &w[p]);
                 VEC_KEEP(w[p]);
             }
             UNROLL for (int r = 0; r < rows; r++)
@@ -166,7 +200,7 @@ BODY void panel_rows(const int rows, const int type, const float *const *x, int6
             UNROLL for (int r = 0; r < rows; r++)
                 sum_add(type, (vec *)(void *)(y + r * NIB_CPU_TILE_OUTS + p * VEC_FLOATS), &t[r][p], &scale);
         }
-        v += NIB_CPU_BLOCK * NIB_CPU_PANEL;
+        v += 2 * OCTET_FLOATS(type);
         s += NIB_CPU_PANEL;
         UNROLL for (int r = 0; r < rows; r++)
             xr[r] += NIB_CPU_BLOCK;
@@ -210,7 +244,8 @@ BODY void tile_many(const int type, const struct nib_cpu_tile *t)
             else if (o + NIB_CPU_PANEL >= t->n_outs)
                 next = panel_codes(t->w, t->out + t->n_outs);
             panel_open(type, t->w, t->out + o, b, n, v, s);
-            panel_all_rows(type, t, (int64_t)b * NIB_CPU_BLOCK, v, s, n, next, t->y + o);
+            const void *codes = panel_codes(t->w, t->out + o) + (int64_t)b * block_bytes(type);
+            panel_all_rows(type, t, (int64_t)b * NIB_CPU_BLOCK, OCTET_IN_PLACE(type) ? codes : v, s, n, next, t->y + o);
         }
 }
 
@@ -223,7 +258,7 @@ BODY void tile_of_type(const int type, const struct nib_cpu_tile *t)
     case 3: stream_rows(3, type, t); break;
     default: tile_many(type, t); break;
     }
-    sums_scale(t);
+    sums_end(type, t, t->n_rows > STREAM_ROWS);
 }
 
 OWN void tile_bf16(const struct nib_cpu_tile *t) { tile_of_type(NIB_WEIGHT_BF16, t); }
