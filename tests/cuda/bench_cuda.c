@@ -79,7 +79,8 @@ static void make_sources(void)
     }
 }
 
-struct nib_weight *bench_weight(enum nib_weight_type type, int32_t n_stack, int32_t n_out, int32_t n_in)
+struct nib_weight *bench_weight_for(enum nib_act_format act, enum nib_weight_type type, int32_t n_stack, int32_t n_out,
+                                    int32_t n_in)
 {
     struct nib_weight_part *part = calloc((size_t)n_stack, sizeof *part);
     struct nib_error        err = {0};
@@ -96,7 +97,7 @@ struct nib_weight *bench_weight(enum nib_weight_type type, int32_t n_stack, int3
     }
     for (int32_t i = 0; i < n_stack; i++)
         part[i] = (struct nib_weight_part){codes, g_scales[type == NIB_WEIGHT_NVFP4 ? 0 : 1], type == NIB_WEIGHT_NVFP4 ? 1e-3f : 1.0f};
-    struct nib_weight_desc d = {type, NIB_ACT_PLAIN, n_stack, n_out, n_in, part};
+    struct nib_weight_desc d = {type, act, n_stack, n_out, n_in, part};
     if (api->weight_pack(g_backend, &d, &w, &err) != NIB_OK) {
         fprintf(stderr, "bench: %s\n", err.text);
         exit(1);
@@ -105,6 +106,30 @@ struct nib_weight *bench_weight(enum nib_weight_type type, int32_t n_stack, int3
     free(part);
     free(big);
     return w;
+}
+
+struct nib_weight *bench_weight(enum nib_weight_type type, int32_t n_stack, int32_t n_out, int32_t n_in)
+{
+    return bench_weight_for(NIB_ACT_PLAIN, type, n_stack, n_out, n_in);
+}
+
+/* FP8 rows with what they need; scales of about 1/100. */
+struct nib_act bench_fp8_rows(int32_t rows, int32_t cols)
+{
+    struct nib_act x = {.format = NIB_ACT_FP8,
+                        .rows = rows,
+                        .cols = cols,
+                        .codes_stride = nib_act_codes_stride(NIB_ACT_FP8, cols),
+                        .scales_stride = nib_act_scales_stride(NIB_ACT_FP8, cols)};
+    size_t codes = (size_t)(rows * x.codes_stride), scales = (size_t)(rows * x.scales_stride);
+    x.codes = api->alloc(g_backend, codes);
+    x.scales = api->alloc(g_backend, scales);
+    for (size_t at = 0; at < codes; at += SOURCE_BYTES)
+        bench_done(api->upload(g_stream, x.codes + at, g_codes, codes - at < SOURCE_BYTES ? codes - at : SOURCE_BYTES),
+                   "upload");
+    bench_done(api->upload(g_stream, x.scales, g_scales[1], scales), "upload");
+    bench_done(api->synchronise(g_stream), "upload");
+    return x;
 }
 
 size_t bench_weight_bytes(const struct nib_weight *w)
@@ -247,7 +272,8 @@ static void bench_rates(void)
 struct product {
     struct nib_weight *w[N_COPIES_MAX];
     int                n;
-    struct nib_mat     x, y;
+    struct nib_act     x;
+    struct nib_mat     y;
 };
 
 static void run_product(void *data)
@@ -256,8 +282,7 @@ static void run_product(void *data)
     for (int i = 0; i < p->n; i++)
         bench_done(g_stream->broken ? NIB_E_DEVICE
                               : api->ops->linear(g_stream, &(struct nib_linear_args){
-                                                               .x = {.plain = p->x, .rows = p->x.rows, .cols = p->x.cols},
-                                                               .n_weights = 1, .w = {p->w[i]}, .y = {p->y}}),
+                                                               .x = p->x, .n_weights = 1, .w = {p->w[i]}, .y = {p->y}}),
              "linear");
 }
 
@@ -267,31 +292,44 @@ static const char *type_name(enum nib_weight_type t)
     return names[t];
 }
 
-static void bench_product(enum nib_weight_type type, int32_t n_out, int32_t n_in, const int32_t *rows, int n_rows)
+static struct nib_act bf16_rows(int32_t rows, int32_t cols)
+{
+    return (struct nib_act){.plain = bf16_mat(rows, cols), .rows = rows, .cols = cols};
+}
+
+static void bench_product_for(enum nib_act_format act, enum nib_weight_type type, int32_t n_out, int32_t n_in,
+                              const int32_t *rows, int n_rows)
 {
     struct product p = {.n = 1};
-    p.w[0] = bench_weight(type, 1, n_out, n_in);
+    p.w[0] = bench_weight_for(act, type, 1, n_out, n_in);
     double bytes = (double)bench_weight_bytes(p.w[0]);
     while (((double)p.n * bytes < 400e6 || p.n < 8) && p.n < N_COPIES_MAX) {
-        p.w[p.n] = bench_weight(type, 1, n_out, n_in);
+        p.w[p.n] = bench_weight_for(act, type, 1, n_out, n_in);
         p.n++;
     }
     for (int i = 0; i < n_rows; i++) {
-        p.x = bf16_mat(rows[i], n_in);
+        p.x = act == NIB_ACT_FP8 ? bench_fp8_rows(rows[i], n_in) : bf16_rows(rows[i], n_in);
         p.y = bf16_mat(rows[i], n_out);
         double seconds = bench_graph_seconds(run_product, &p, NULL) / p.n, moved = bytes + 2.0 * rows[i] * (n_in + n_out);
         double limit = moved / g_copy_rate;
         if (rows[i] > 64)
-            printf("%-5s [%6d, %5d] %5d rows: %9.1f us, %7.1f TFLOP/s\n", type_name(type), n_out, n_in, rows[i], seconds * 1e6,
-                   2e-12 * rows[i] * n_out * n_in / seconds);
+            printf("%-5s [%6d, %5d] %5d %s rows: %9.1f us, %7.1f TFLOP/s\n", type_name(type), n_out, n_in, rows[i],
+                   act == NIB_ACT_FP8 ? "fp8" : "bf16", seconds * 1e6, 2e-12 * rows[i] * n_out * n_in / seconds);
         else
             printf("%-5s [%6d, %5d] %5d rows: %7.2f MB %7.2f us, limit %7.2f us, %5.1f %%, over by %6.2f us\n", type_name(type), n_out,
                    n_in, rows[i], moved * 1e-6, seconds * 1e6, limit * 1e6, 100 * limit / seconds, (seconds - limit) * 1e6);
-        api->release(g_backend, p.x.data);
+        api->release(g_backend, p.x.plain.data);
+        api->release(g_backend, p.x.codes);
+        api->release(g_backend, p.x.scales);
         api->release(g_backend, p.y.data);
     }
     for (int i = 0; i < p.n; i++)
         api->weight_free(g_backend, p.w[i]);
+}
+
+static void bench_product(enum nib_weight_type type, int32_t n_out, int32_t n_in, const int32_t *rows, int n_rows)
+{
+    bench_product_for(NIB_ACT_PLAIN, type, n_out, n_in, rows, n_rows);
 }
 
 static void bench_linear(void)
@@ -314,7 +352,7 @@ static void bench_linear(void)
 /* One product of each kind inside a profiler's range. */
 static void profile_product(enum nib_weight_type type, int32_t n_out, int32_t n_in, int32_t rows)
 {
-    struct product p = {.n = 1, .x = bf16_mat(rows, n_in), .y = bf16_mat(rows, n_out)};
+    struct product p = {.n = 1, .x = bf16_rows(rows, n_in), .y = bf16_mat(rows, n_out)};
     p.w[0] = bench_weight(type, 1, n_out, n_in);
     run_product(&p);
     bench_done(api->synchronise(g_stream), "product");
@@ -322,7 +360,7 @@ static void profile_product(enum nib_weight_type type, int32_t n_out, int32_t n_
     run_product(&p);
     bench_done(api->synchronise(g_stream), "product");
     ok(cudaProfilerStop(), "profiler");
-    api->release(g_backend, p.x.data);
+    api->release(g_backend, p.x.plain.data);
     api->release(g_backend, p.y.data);
     api->weight_free(g_backend, p.w[0]);
 }
@@ -346,6 +384,8 @@ static void bench_prefill(void)
     bench_product(NIB_WEIGHT_MXFP4, 8192, 7168, rows + 2, 1);
     bench_product(NIB_WEIGHT_FP8, 8192, 7168, rows + 2, 1);
     bench_product(NIB_WEIGHT_BF16, 8192, 7168, rows + 2, 1);
+    bench_product_for(NIB_ACT_FP8, NIB_WEIGHT_FP8, 8192, 7168, rows, 3);
+    bench_product_for(NIB_ACT_FP8, NIB_WEIGHT_MXFP4, 8192, 7168, rows, 3);
     bench_close();
 }
 

@@ -177,8 +177,8 @@ void oc_check_linear(struct oc_case *c)
         n_in = 64 * oc_range(c, 1, c->many ? 5 : 12);
     }
     if (c->deep) {
-        n = oc_range(c, 1, 18);
-        n_in = 64 * oc_range(c, 13, oc_chance(c, 0.3) ? 280 : 70);
+        n = c->many ? oc_range(c, 97, 140) : oc_range(c, 1, 18);
+        n_in = 64 * oc_range(c, 13, !c->many && oc_chance(c, 0.3) ? 280 : 70);
         many = true; /* whole tiles */
     }
     if (c->many || c->deep) {
@@ -189,10 +189,10 @@ void oc_check_linear(struct oc_case *c)
         bool nvfp4 = c->format == NIB_ACT_NVFP4;
         type = nvfp4 ? NIB_WEIGHT_NVFP4 : c->index / 4 % 2 ? NIB_WEIGHT_FP8 : NIB_WEIGHT_MXFP4;
         act = c->format;
-        many = c->index % 4 == 0;
-        n = many ? oc_range(c, 120, 140) : oc_range(c, 0, 12);
+        many = c->index % 4 == 0 || c->many;
+        n = c->many ? oc_range(c, 97, 140) : many ? oc_range(c, 120, 140) : oc_range(c, 0, 12);
         n_in = 32 * oc_range(c, 1, many ? 10 : 20) - (nvfp4 && oc_chance(c, 0.2) ? 16 : 0);
-        if (type == NIB_WEIGHT_MXFP4 && oc_chance(c, 0.8))
+        if ((type == NIB_WEIGHT_MXFP4 || c->many) && oc_chance(c, 0.8))
             n_in = (n_in + 127) / 128 * 128;
     }
     struct oc_mat plain = oc_mat_new(c, dtype, n, n_in, 1, oc_chance(c, c->format != NIB_ACT_PLAIN ? 0.5 : 0.15));

@@ -236,22 +236,23 @@ void oc_check_moe(struct oc_case *c)
         act = plain_type || oc_chance(c, 0.5) ? NIB_ACT_PLAIN : NIB_ACT_FP8;
         shared_act = shared == type ? act : NIB_ACT_PLAIN;
     }
-    if (c->many) { /* whole tiles of four-bit weights; the shared expert of any type */
+    if (c->many && !format) { /* whole tiles of four-bit weights; the shared expert of any type */
         static const int32_t types[] = {NIB_WEIGHT_NVFP4, NIB_WEIGHT_MXFP4, NIB_WEIGHT_FP8, NIB_WEIGHT_BF16};
         type = (enum nib_weight_type)types[c->index % 2];
         shared = (enum nib_weight_type)types[c->index / 2 % 4];
         act = shared_act = NIB_ACT_PLAIN;
-        dim = 64 * oc_range(c, 1, 5);
+        dim = 64 * (c->deep ? oc_range(c, 13, 24) : oc_range(c, 1, 5));
         a.n_inner = 64 * oc_range(c, 1, 3);
         a.n_inner_shared = 64 * oc_range(c, 1, 3);
     }
+    const int32_t rows_most = c->deep ? 140 : OC_ROWS_MOST; /* of wide rows fewer */
     a.n_experts = oc_range(c, a.top_k, c->deep ? 6 : 16);
     a.limit = oc_chance(c, 0.7) ? 10.0f : oc_chance(c, 0.5) ? 0.5f : 0;
     a.before = oc_chance(c, 0.5);
     a.dtype = c->many || c->deep || oc_chance(c, 0.25) ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
-    a.seqs = oc_seqs_new(c, c->many ? OC_ROWS_MOST : oc_chance(c, 0.1) ? 80 : 8, 300, 0);
+    a.seqs = oc_seqs_new(c, c->many ? rows_most : oc_chance(c, 0.1) ? 80 : 8, 300, 0);
     while (c->many && a.seqs.n_rows <= 96) /* more than kernels for few rows take */
-        a.seqs = oc_seqs_new(c, OC_ROWS_MOST, 300, 0);
+        a.seqs = oc_seqs_new(c, rows_most, 300, 0);
     struct oc_mat plain = oc_mat_new(c, a.dtype, a.seqs.n_rows, dim, 1, oc_chance(c, format ? 0.5 : 0.1));
     a.x = oc_act_new(c, &plain, act, true);
     a.router =

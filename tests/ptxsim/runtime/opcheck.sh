@@ -96,6 +96,7 @@ embed 11 2
 norm 11 3
 linear 11 4
 linear 2 4 --rows many
+linear 5 5 --format fp8
 q_rope 11 2
 kv_insert 11 2
 compress 3 2
