@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -333,6 +334,9 @@ enum nib_status nib_server_open(struct nib_engine *e, const struct nib_server_op
     nib_prefix_init(&s->prefix, o->reuse ? e->options.n_seqs_max - o->n_running_max : 0);
     (void)pthread_mutex_init(&s->lock, NULL);
     (void)pthread_cond_init(&s->wake, NULL);
+    /* The caller's threads, which loaded the model, would be idle from now on, but count as busy ones with OpenMP: with
+     * more of them than cores, those that work would be put to sleep after every op. */
+    (void)omp_pause_resource_all(omp_pause_soft);
     if (!make_buffers(s) || pthread_create(&s->thread, NULL, run, s) != 0) {
         server_free(s);
         return nib_error_set(err, NIB_E_MEMORY, "no memory or no thread for a server");
