@@ -1,9 +1,9 @@
 /* attend: softmax attention of each row over its window and compressed entries, with a sink per head.
  *
- * The rows a query sees are cut into segments by their number alone. A segment's rows are taken in order,
- * NIB_CPU_KV_ROWS at a time: decoded once for all heads (or read where they lie, if heads are few), scored, and added
- * with a running maximum per head (old sums are rescaled when it grows). Segments are added up in their order. So the
- * result depends on the query's own list only, and threads can share a query without decoding a row twice. */
+ * The rows a query sees are taken in order, NIB_CPU_KV_ROWS at a time: decoded once for all heads (or read where they lie, if
+ * heads are few), scored, and added with a running maximum per head (old sums are rescaled when it grows). Where the
+ * model has few heads, the rows are first cut into segments by their number alone, which are added up in their order:
+ * threads can then share a query without cutting tiles of heads. So the result depends on the query's own list only. */
 #include "backend/cpu/cpu.h"
 
 #include <math.h>
@@ -59,13 +59,16 @@ static void prefetch_row(const struct nib_attend_args *a, const struct view *v, 
         __builtin_prefetch(row + i);
 }
 
-/* Shorter segments are not worth the memory of their sums. */
-enum { SEGMENT_ROWS = 64 };
+/* Many heads are shared out by heads, which need no sums put together; shorter segments are not worth the memory of
+ * theirs. */
+enum { SEGMENT_HEADS = 16, SEGMENT_ROWS = 64 };
 
-static int32_t n_segments(const struct view *v)
+static int32_t n_segments_most(const struct nib_attend_args *a) { return a->n_heads > SEGMENT_HEADS ? 1 : NIB_CPU_SEGMENTS; }
+
+static int32_t n_segments(const struct nib_attend_args *a, const struct view *v)
 {
-    const int32_t n = n_rows_of(v) / SEGMENT_ROWS;
-    return n < 1 ? 1 : n > NIB_CPU_SEGMENTS ? NIB_CPU_SEGMENTS : n;
+    const int32_t n = n_rows_of(v) / SEGMENT_ROWS, most = n_segments_most(a);
+    return n < 1 ? 1 : n > most ? most : n;
 }
 
 /* Heads h0 to h0 + n_heads of row t, and the thread that works on them. */
@@ -162,7 +165,7 @@ static void find_rows(const struct query *x, int32_t j, int32_t n, const uint16_
 /* The sink is the first segment's. */
 static void attend_segment(const struct query *x, int32_t segment, const struct nib_cpu_partial *to)
 {
-    const int32_t   n = n_rows_of(&x->view), n_parts = n_segments(&x->view);
+    const int32_t   n = n_rows_of(&x->view), n_parts = n_segments(x->a, &x->view);
     const int32_t   begin = n * segment / n_parts, end = n * (segment + 1) / n_parts;
     const uint16_t *row[2][NIB_CPU_KV_ROWS];
     memset(to->o, 0, sizeof(float) * (size_t)(x->n_heads * x->a->head_dim));
@@ -223,7 +226,7 @@ static void attend_row(const struct nib_stream *s, const struct nib_attend_args 
     const struct query            x = query_of(s, a, t, 0, a->n_heads);
     const struct nib_cpu_partial *partial = x.th->partial;
     attend_segment(&x, 0, &partial[0]);
-    for (int32_t i = 1; i < n_segments(&x.view); i++) {
+    for (int32_t i = 1; i < n_segments(a, &x.view); i++) {
         attend_segment(&x, i, &partial[1]);
         add_segment(s, a->n_heads, a->head_dim, &partial[0], &partial[1]);
     }
@@ -245,8 +248,13 @@ static void attend_shared(const struct nib_stream *s, const struct nib_attend_ar
 {
     const int32_t      h0 = a->n_heads * part / n_parts, h1 = a->n_heads * (part + 1) / n_parts;
     const struct query x = query_of(s, a, t, h0, h1 - h0);
-    if (segment >= n_segments(&x.view))
+    if (segment >= n_segments(a, &x.view))
         return;
+    if (n_segments_most(a) == 1) { /* in the thread's own memory, which its cache holds */
+        attend_segment(&x, 0, &x.th->partial[0]);
+        finish_heads(s, a, t, h0, h1 - h0, &x.th->partial[0]);
+        return;
+    }
     const struct nib_cpu_partial to = shared_partial(s, i, segment, h0, a->head_dim);
     attend_segment(&x, segment, &to);
 }
@@ -259,15 +267,15 @@ static void finish_shared(const struct nib_stream *s, const struct nib_attend_ar
     if (n == 0)
         return;
     const struct nib_cpu_partial sum = shared_partial(s, i, 0, h0, a->head_dim);
-    for (int32_t segment = 1; segment < n_segments(&v); segment++) {
+    for (int32_t segment = 1; segment < n_segments(a, &v); segment++) {
         const struct nib_cpu_partial next = shared_partial(s, i, segment, h0, a->head_dim);
         add_segment(s, n, a->head_dim, &sum, &next);
     }
     finish_heads(s, a, t, h0, n, &sum);
 }
 
-/* With few rows, those beyond a multiple of the threads would leave threads idle: they are shared by segments, and by
- * heads where segments are too few, though not below a tile of heads. */
+/* With few rows, those beyond a multiple of the threads would leave threads idle: they are shared by segments, if
+ * there are any, and by heads, though not below a tile of heads. */
 enum { ROWS_FEW = 4 /* for a thread */, HEADS_LEAST = 4 };
 
 enum nib_status nib_cpu_attend(struct nib_stream *s, const struct nib_attend_args *a)
@@ -275,10 +283,11 @@ enum nib_status nib_cpu_attend(struct nib_stream *s, const struct nib_attend_arg
     const int32_t n_rows = a->rows->n_rows;
     const int32_t n_threads = nib_cpu_threads(s, (int64_t)n_rows * a->q.cols * 2 * a->n_window);
     const int32_t n_shared = n_rows < ROWS_FEW * n_threads ? n_rows % n_threads : 0, n_whole = n_rows - n_shared;
+    const int32_t n_most = n_segments_most(a);
     int32_t       n_parts = 1;
-    while (n_shared * NIB_CPU_SEGMENTS * n_parts < n_threads && n_parts * 2 * HEADS_LEAST <= a->n_heads)
+    while (n_shared * n_most * n_parts < n_threads && n_parts * 2 * HEADS_LEAST <= a->n_heads)
         n_parts *= 2;
-    const int32_t n_items = NIB_CPU_SEGMENTS * n_parts; /* of a shared row */
+    const int32_t n_items = n_most * n_parts; /* of a shared row */
 #pragma omp parallel num_threads(n_threads)
     {
 #pragma omp for schedule(dynamic, 1) nowait
@@ -289,7 +298,7 @@ enum nib_status nib_cpu_attend(struct nib_stream *s, const struct nib_attend_arg
             else
                 attend_shared(s, a, n_whole + i, i, k % n_items / n_parts, k % n_parts, n_parts);
         }
-        if (n_shared > 0) {
+        if (n_shared > 0 && n_most > 1) {
 #pragma omp barrier
 #pragma omp for schedule(static)
             for (int32_t item = 0; item < n_shared * n_threads; item++)
