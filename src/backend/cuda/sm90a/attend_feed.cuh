@@ -163,9 +163,11 @@ NIB_DEVICE void fp8_decode(const uint8_t *row, uint16_t (*tile)[kTile][kChunk], 
     __syncwarp(); /* all lanes' copies are there */
 #pragma unroll 1
     for (int r = 0; r < 16; r += kRows) {
-        uint2 low[kRows], high[kRows], more[kRows], scales[kRows];
+        uint2 low[kRows] = {}, high[kRows] = {}, more[kRows] = {}, scales[kRows] = {};
 #pragma unroll
         for (int i = 0; i < kRows; i++) {
+            if (!row_of_lane(row, r + i))
+                continue;
             low[i] = *piece_of(tile, r0 + r + i, lane);
             high[i] = *piece_of(tile, r0 + r + i, piece);
             more[i] = *piece_of(tile, r0 + r + i, rotary ? piece + 1 : piece);
@@ -211,10 +213,12 @@ NIB_DEVICE void nvfp4_decode(const uint8_t *row, uint16_t (*tile)[kTile][kChunk]
     __syncwarp();
 #pragma unroll 1
     for (int r = 0; r < 16; r += kRows) {
-        uint32_t low[kRows], high[kRows], scale[kRows][2];
-        float    g[kRows];
+        uint32_t low[kRows] = {}, high[kRows] = {}, scale[kRows][2] = {};
+        float    g[kRows] = {};
 #pragma unroll
         for (int i = 0; i < kRows; i++) {
+            if (!row_of_lane(row, r + i))
+                continue;
             const uint8_t *scales = (const uint8_t *)tile[1][r0 + r + i] + kNope / 2 - 2 * kChunk;
             low[i] = ((const uint32_t *)tile[0][r0 + r + i])[lane];
             high[i] = ((const uint32_t *)tile[1][r0 + r + i])[rotary ? 0 : lane];
