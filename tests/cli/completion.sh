@@ -19,7 +19,7 @@ offers() {
     got=$("$nibble" --complete "$@" | cut -f 1 | tr '\n' ' ')
     [ "$got" = "$wanted" ] || complain "--complete $*: got '$got', wanted '$wanted'"
 }
-offers 'score serve ' s
+offers 'score selftest serve ' s
 offers 'version ' v
 offers 'inspect ' help i
 offers 'f32 fp8 ' run --kv f
@@ -56,7 +56,7 @@ if command -v bash >/dev/null; then
             "$folder/nibble.bash" "$@")
         [ "$got" = "$wanted" ] || complain "bash, $*: got '$got', wanted '$wanted'"
     }
-    wanted='score|serve|' && bash_offers nibble s
+    wanted='score|selftest|serve|' && bash_offers nibble s
     wanted='f32|fp8|' && bash_offers nibble run --kv f
     wanted='f32|fp8|' && bash_offers nibble run --kv = f
     wanted='bf16|f32|fp8|nvfp4|' && bash_offers nibble run --kv =
@@ -73,7 +73,7 @@ if command -v zsh >/dev/null; then
             words=("$@"); CURRENT=$#; set --; . $script' zsh "$folder/nibble.zsh" "$@")
         [ "$got" = "$wanted" ] || complain "zsh, $*: got '$got', wanted '$wanted'"
     }
-    wanted='score|serve|' && zsh_offers nibble s
+    wanted='score|selftest|serve|' && zsh_offers nibble s
     wanted='f32|fp8|' && zsh_offers nibble run --kv f
     wanted='--kv=f32|--kv=fp8|' && zsh_offers nibble run --kv=f
     wanted='files -/|' && zsh_offers nibble run -m ''
@@ -86,7 +86,7 @@ if command -v fish >/dev/null; then
         got=$(HOME=$dir fish --no-config -c "source '$folder/nibble.fish'; complete -C '$1'" 2>/dev/null | cut -f 1 | tr '\n' '|')
         [ "$got" = "$wanted" ] || complain "fish, $1: got '$got', wanted '$wanted'"
     }
-    wanted='score|serve|' && fish_offers 'nibble s'
+    wanted='score|selftest|serve|' && fish_offers 'nibble s'
     wanted='f32|fp8|' && fish_offers 'nibble run --kv f'
     wanted='--kv=f32|--kv=fp8|' && fish_offers 'nibble run --kv=f'
     wanted='one folder/|' && fish_offers 'nibble run -m o'
