@@ -151,6 +151,8 @@ struct nib_device_info {
     bool     usable;          /* this build can run there */
     char     why_not[160];    /* a sentence; "" if usable */
     char     note[160];       /* what else to know about it, a sentence; "" if nothing */
+    char     failed[400];     /* the kernel that failed its self-test when this process opened an engine there, how, and
+                                 what runs in its place, a sentence; "" if none did */
 };
 /* Device i of a backend, from 0. NIB_E_ARGUMENT behind the last one and for an unknown backend; NIB_E_UNSUPPORTED, with
  * the reason, if there is none (no driver, no card). */

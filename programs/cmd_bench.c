@@ -125,7 +125,10 @@ static int open_engine(struct session *s, struct nib_options *options)
     options->progress_user = &progress;
     enum nib_status status = nib_engine_open(s->model, options, &s->engine, &err);
     progress_finish(&progress);
-    return status == NIB_OK ? CLI_OK : session_fail(status, &err);
+    if (status != NIB_OK)
+        return session_fail(status, &err);
+    session_warn_of_kernels(nib_engine_options(s->engine)->backend);
+    return CLI_OK;
 }
 
 /* Which backend "auto" is, as for the other commands. */

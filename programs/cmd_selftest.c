@@ -172,6 +172,10 @@ static int selftest(struct session *s, const struct selftest_options *o)
         memset(&r->error, 0, sizeof r->error);
         r->ok = run_setting(s, &settings[i], logits, &r->error) == NIB_OK;
         r->seconds = seconds_now() - start;
+        if (r->ok && device.failed[0] == 0 && nib_device_get(plan.backend, 0, &device, NULL) == NIB_OK && device.failed[0]) {
+            r->ok = false; /* right, by the kernels that took over */
+            (void)snprintf(r->error.text, sizeof r->error.text, "%s", device.failed);
+        }
         n_failed += !r->ok;
         if (!o->json) {
             (void)printf("%-40s %-6s %6.2f s%s%s\n", settings[i].name, r->ok ? "ok" : "FAILED", r->seconds, r->ok ? "" : "  ",

@@ -127,6 +127,7 @@ static int open_engine(struct session *s, const struct serve_command *c, struct 
     enum nib_status status = nib_engine_open(s->model, &o, &s->engine, &err);
     if (status != NIB_OK)
         return session_fail(status, &err);
+    session_warn_of_kernels(nib_engine_options(s->engine)->backend);
     nib_server_options_init(&so);
     so.n_running_max = c->settings.n_running;
     so.n_waiting_max = c->settings.n_waiting;

@@ -144,6 +144,14 @@ static void warn_if_too_large(const struct session *s, const struct nib_options 
                  (double)plan.available_bytes / 0x1p30);
 }
 
+void session_warn_of_kernels(const char *backend)
+{
+    struct nib_device_info d;
+
+    if (nib_device_get(backend, 0, &d, NULL) == NIB_OK && d.failed[0])
+        cli_note("warning: %s", d.failed);
+}
+
 int session_open_engine(struct session *s, int32_t n_rows_max, bool mtp)
 {
     struct nib_options options;
@@ -168,6 +176,7 @@ int session_open_engine(struct session *s, int32_t n_rows_max, bool mtp)
         return session_fail(status, &err);
 
     const struct nib_options *resolved = nib_engine_options(s->engine);
+    session_warn_of_kernels(resolved->backend);
     s->n_ctx = resolved->n_ctx;
     s->n_rows_max = resolved->n_rows_max;
     if (s->options->verbose)

@@ -131,6 +131,9 @@ int main(int argc, char **argv)
         fflush(stdout);
     }
     oc_close();
+    struct nib_device_info device;
+    if (backend && nib_device_get(backend, 0, &device, NULL) == NIB_OK && device.failed[0])
+        printf("opcheck: %s\n", device.failed);
     if (n_ops == 0) {
         fprintf(stderr, "opcheck: no op named '%s'\n", op);
         return 2;

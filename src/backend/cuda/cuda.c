@@ -443,8 +443,12 @@ static enum nib_status weight_pack(struct nib_backend *b, const struct nib_weigh
     *out = NULL;
     NIB_TRY(check_weight(d, err));
     enum nib_cuda_layout layout = layout_of(d, &codes, &scales);
-    if (layout == NIB_CUDA_ATOMS || layout == NIB_CUDA_UNITS)
-        NIB_TRY(nib_cuda_blackwell_ready(&b->stream, d->act, err));
+    if (layout == NIB_CUDA_ATOMS || layout == NIB_CUDA_UNITS) {
+        bool ready;
+        NIB_TRY(nib_cuda_blackwell_ready(&b->stream, d->act, &ready, err));
+        if (!ready)
+            layout = nib_cuda_layout_of(d, &codes, &scales);
+    }
     NIB_TRY(nib_cuda_blackwell_ops_ready(&b->stream, d->act, err));
     struct nib_cuda_weight *w = calloc(1, sizeof *w);
     float                  *alpha = malloc(n * sizeof *alpha);

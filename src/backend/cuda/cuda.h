@@ -186,6 +186,8 @@ enum nib_status nib_cuda_check(struct nib_stream *s, cudaError_t e, const char *
 /* Whether this build holds machine code for the current device. */
 bool nib_cuda_runs_here(void);
 enum nib_status nib_cuda_device(int32_t i, struct nib_device_info *out, struct nib_error *err); /* nib_device_get() */
+/* What nib_device_get() says in `failed` of device 0 from now on. From any thread. */
+void nib_cuda_device_failed(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* Whether tiles can hold the scales of these matrices (span_cuda.c); where not they stay as stored. */
 bool    nib_cuda_span_fits(const struct nib_weight_desc *d);
@@ -257,8 +259,8 @@ size_t nib_cuda_blackwell_lay_out(struct nib_cuda_blackwell *x, const struct nib
 /* Finds what the driver must have for the card's family. */
 enum nib_status nib_cuda_blackwell_open(struct nib_stream *s, struct nib_error *err);
 /* Before the first weight that multiplies rows of this format: the self-test of its kernels. Engines without such weights
- * never launch them. */
-enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, enum nib_act_format format, struct nib_error *err);
+ * never launch them. ready: whether they passed; where not, weights are to be packed for any/ and the device says why. */
+enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, enum nib_act_format format, bool *ready, struct nib_error *err);
 /* Before the first weight that multiplies rows of this format: the self-test of whole ops. Where it fails those of any/
  * run, or nothing does if they do not fit the card. */
 enum nib_status nib_cuda_blackwell_ops_ready(struct nib_stream *s, enum nib_act_format format, struct nib_error *err);

@@ -1,8 +1,24 @@
 /* The cards of this machine: what they are, what is free on them, and whether this build can use them. */
+#include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
+
+/* Of device 0, for every engine of the process: cards do not change, and neither does what they get wrong. */
+static pthread_mutex_t failed_lock = PTHREAD_MUTEX_INITIALIZER;
+static char            failed_text[sizeof ((struct nib_device_info *)0)->failed];
+
+void nib_cuda_device_failed(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    (void)pthread_mutex_lock(&failed_lock);
+    (void)vsnprintf(failed_text, sizeof failed_text, fmt, args);
+    (void)pthread_mutex_unlock(&failed_lock);
+    va_end(args);
+}
 
 /* NIB_OK and the number of cards, at least 1; otherwise why there is none. */
 static enum nib_status count_devices(int *n, struct nib_error *err)
@@ -42,6 +58,11 @@ enum nib_status nib_cuda_device(int32_t i, struct nib_device_info *out, struct n
         out->total_bytes = total;
         out->available_bytes = available;
         out->exact = true;
+        if (i == 0) {
+            (void)pthread_mutex_lock(&failed_lock);
+            memcpy(out->failed, failed_text, sizeof failed_text);
+            (void)pthread_mutex_unlock(&failed_lock);
+        }
         if (!out->usable)
             (void)snprintf(out->why_not, sizeof out->why_not, "this build holds kernels for %s", NIB_CUDA_TARGET_NAMES);
         else if (prop.major == 10 || prop.major == 12)

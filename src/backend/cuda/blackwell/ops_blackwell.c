@@ -68,26 +68,24 @@ cudaError_t nib_cuda_blackwell_pack(const struct nib_stream *s, const struct nib
     return s->blackwell.family->pack(s->handle, m, i, codes, scales);
 }
 
-enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, enum nib_act_format format, struct nib_error *err)
+enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, enum nib_act_format format, bool *ready, struct nib_error *err)
 {
     struct nib_cuda_blackwell *x = &s->blackwell;
     const char                *name = format == NIB_ACT_NVFP4 ? "NVFP4" : "FP8";
     char                      *why_not = x->why_not[format];
-    if (x->on[format])
-        return NIB_OK;
-    if (why_not[0] == 0) {
+    if (!x->on[format] && why_not[0] == 0) {
         enum nib_status status = nib_blackwell_selftest(s, format, why_not, sizeof x->why_not[format]);
         if (status != NIB_OK)
             return nib_error_set(err, status, "%s; activations other than %s do not need what was tested",
                                  s->error.text, name);
         x->on[format] = why_not[0] == 0;
         x->ops_on = x->ops_on || x->on[format]; /* it ends with whole ops */
+        if (!x->on[format])
+            nib_cuda_device_failed("a kernel for %s activations fails its self-test on this card: %s; the generic kernels run "
+                                   "in place of all for them, which takes longer",
+                                   name, why_not);
     }
-    if (!x->on[format])
-        return nib_error_set(err, NIB_E_DEVICE,
-                             "cuda: a kernel for %s activations fails its self-test on this card: %s; activations "
-                             "other than %s do not need it",
-                             name, why_not, name);
+    *ready = x->on[format];
     return NIB_OK;
 }
 
@@ -103,6 +101,10 @@ enum nib_status nib_cuda_blackwell_ops_ready(struct nib_stream *s, enum nib_act_
         if (status != NIB_OK)
             return nib_error_set(err, status, "%s", s->error.text);
         x->ops_on = why_not[0] == 0;
+        if (!x->ops_on && !x->family->ops_needed)
+            nib_cuda_device_failed("a kernel fails its self-test on this card: %s; the generic kernels run in place of those of "
+                                   "attention and the index",
+                                   why_not);
     }
     if (!x->ops_on && x->family->ops_needed)
         return nib_error_set(err, NIB_E_DEVICE, "cuda: a kernel fails its self-test on this card: %s", why_not);
