@@ -97,6 +97,7 @@ NIB_DEVICE void side_wait(struct shared *m, uint32_t c, int side)
 
 NIB_DEVICE void side_release(struct shared *m, uint32_t c, int side, int lane)
 {
+    __syncwarp();
     if (lane == 0)
         nib_barrier_arrive(&m->empty[c % kStages][side]);
 }

@@ -234,9 +234,12 @@ NIB_DEVICE void take_over(struct shared *m, int which, uint4 (&p)[kTile / 16], f
 /* The next query may come; or, with two blocks, what the other one adds up for this one. */
 template <int parts> NIB_DEVICE void query_release(struct shared *m, int lane)
 {
-    if (parts == 2)
+    if (parts == 2) {
         nib_cluster_arrive();
-    else if (lane == 0)
+        return;
+    }
+    __syncwarp(); /* all lanes are done with the last item's angles, too */
+    if (lane == 0)
         nib_barrier_arrive(&m->q_empty);
 }
 
