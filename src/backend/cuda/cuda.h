@@ -186,7 +186,7 @@ enum nib_status nib_cuda_check(struct nib_stream *s, cudaError_t e, const char *
 /* Whether this build holds machine code for the current device. */
 bool nib_cuda_runs_here(void);
 enum nib_status nib_cuda_device(int32_t i, struct nib_device_info *out, struct nib_error *err); /* nib_device_get() */
-/* What nib_device_get() says in `failed` of device 0 from now on. From any thread. */
+/* Added to what nib_device_get() says in `failed` of device 0, once. From any thread. */
 void nib_cuda_device_failed(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* Whether tiles can hold the scales of these matrices (span_cuda.c); where not they stay as stored. */

@@ -12,12 +12,17 @@ static char            failed_text[sizeof ((struct nib_device_info *)0)->failed]
 
 void nib_cuda_device_failed(const char *fmt, ...)
 {
+    char    text[sizeof failed_text];
     va_list args;
     va_start(args, fmt);
-    (void)pthread_mutex_lock(&failed_lock);
-    (void)vsnprintf(failed_text, sizeof failed_text, fmt, args);
-    (void)pthread_mutex_unlock(&failed_lock);
+    (void)vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
+    (void)pthread_mutex_lock(&failed_lock);
+    size_t used = strlen(failed_text);
+    /* Engine after engine finds the same; what does not fit any more is cut off. */
+    if (!strstr(failed_text, text) && snprintf(failed_text + used, sizeof failed_text - used, "%s%s", used ? "; and " : "", text) < 0)
+        failed_text[used] = 0;
+    (void)pthread_mutex_unlock(&failed_lock);
 }
 
 /* NIB_OK and the number of cards, at least 1; otherwise why there is none. */
