@@ -121,14 +121,15 @@ static void judge_route(struct oc_case *c, const struct moe *a, const struct oc_
 
 static double bf16_err(double v) { return OC_B16 * fabs(v) + 0x1p-133; }
 
-/* Add one expert's output for row t to y; weight 1 and no error for the shared one. */
+/* Add one expert's output for row t to y; weight 1 and no error for the shared one. silu(g) * u is an fp32 product
+ * (backend.h): where it is surely above fp32 the row must say so, close to that it may. */
 static void own_expert(struct oc_case *c, const struct moe *a, const struct oc_weight *const w[3], int32_t e, int32_t t,
                        double weight, double weight_err, bool routed, double *y, double *y_err)
 {
     int32_t n_inner = w[0]->desc.n_out, dim = a->x.cols;
     size_t  bytes = 8 * (size_t)n_inner;
     double *act = oc_new(c, bytes), *err = oc_new(c, bytes), *low = oc_new(c, bytes), *high = oc_new(c, bytes);
-    bool    bf16 = a->dtype == NIB_DTYPE_BF16, poisoned = false;
+    bool    bf16 = a->dtype == NIB_DTYPE_BF16, poisoned = false, unsure = false;
     double  limit = a->limit > 0 ? (double)a->limit : INFINITY;
     for (int32_t i = 0; i < n_inner; i++) {
         double ge, ue, g = dot(oc_operand(&a->x, w[0], t), NULL, oc_weight_row(w[0], e, i), dim, &ge);
@@ -141,13 +142,15 @@ static void own_expert(struct oc_case *c, const struct moe *a, const struct oc_w
         double silu = g / (1 + exp(-g));
         act[i] = silu * u;
         err[i] = 1.1 * ge * (fabs(u) + ue) + fabs(silu) * ue + 10 * OC_U * fabs(act[i]) + 0x1p-140;
+        poisoned = poisoned || fabs(act[i]) - err[i] > 0x1p128;
+        unsure = unsure || !(fabs(act[i]) + err[i] < 1e38);
         if (routed && a->before) {
             err[i] = err[i] * weight + weight_err * fabs(act[i]);
             act[i] *= weight;
         }
         err[i] += bf16 ? bf16_err(act[i]) : 0;
     }
-    if (!poisoned) {
+    if (!poisoned && !unsure) {
         oc_quantise_interval(w[1]->desc.act, act, err, n_inner, low, high);
         for (int32_t i = 0; i < n_inner; i++) {
             act[i] = 0.5 * (low[i] + high[i]);
@@ -155,6 +158,10 @@ static void own_expert(struct oc_case *c, const struct moe *a, const struct oc_w
         }
     }
     for (int32_t o = 0; o < dim; o++) {
+        if (unsure && !poisoned) {
+            y_err[o] = INFINITY;
+            continue;
+        }
         double e2, v = poisoned ? NAN : dot(act, err, oc_weight_row(w[1], e, o), n_inner, &e2);
         e2 = poisoned ? 0 : e2;
         if (routed && !a->before) {
