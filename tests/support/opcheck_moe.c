@@ -242,6 +242,12 @@ void oc_check_moe(struct oc_case *c)
         a.n_inner_shared = 64 * oc_range(c, 1, 3);
         act = plain_type || oc_chance(c, 0.5) ? NIB_ACT_PLAIN : NIB_ACT_FP8;
         shared_act = shared == type ? act : NIB_ACT_PLAIN;
+        if (c->index % 2) { /* columns that are whole steps of every type, as those of published models */
+            dim = 256 * oc_range(c, 4, 6);
+            a.n_inner = 256 * oc_range(c, 1, 2);
+            a.n_inner_shared = 256 * oc_range(c, 1, 2);
+            act = shared_act = NIB_ACT_PLAIN;
+        }
     }
     if (c->many && !format) { /* whole tiles of four-bit weights; the shared expert of any type */
         static const int32_t types[] = {NIB_WEIGHT_NVFP4, NIB_WEIGHT_MXFP4, NIB_WEIGHT_FP8, NIB_WEIGHT_BF16};

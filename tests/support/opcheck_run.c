@@ -12,7 +12,7 @@ enum { GUARD = 256, GUARD_BYTE = 0xa5, N_VARIANTS = 32 };
 const struct nib_dims oc_dims = {
     .n_rows_max = OC_ROWS_MOST, .n_seqs_max = 8, .n_ctx_max = 140000, .dim = 1536, .n_hc = 4, .n_heads = 40, .head_dim = 512,
     .n_rot = 64, .q_rank = 1536, .n_groups = 4, .o_rank = 96, .n_window = 128, .n_index_heads = 8, .index_dim = 128,
-    .index_top_k = 64, .n_experts = 16, .top_k = 4, .n_inner = 192, .n_inner_shared = 192, .vocab = 4000,
+    .index_top_k = 64, .n_experts = 16, .top_k = 4, .n_inner = 512, .n_inner_shared = 512, .vocab = 4000,
 };
 
 /* ---- Variants ---- */

@@ -220,6 +220,7 @@ int32_t nib_cuda_rows_fit(const struct nib_stream *s, int32_t cols, int32_t n_ro
 /* y[i] = w[i] . x[i] for n rows, in one launch. x_group: columns of x for each group_rows outputs (0: all share x). */
 struct nib_cuda_products {
     int32_t                n, n_weights, group_rows;
+    bool                   scores; /* y takes the router's scores of the sums */
     struct nib_cuda_matrix w[NIB_CUDA_PRODUCTS];
     struct nib_cuda_rows   x[NIB_CUDA_PRODUCTS];
     struct nib_mat         y[NIB_CUDA_PRODUCTS]; /* first row is row 0 */

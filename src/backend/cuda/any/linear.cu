@@ -87,7 +87,7 @@ constexpr int kStoredRows = 8;
 
 /* One warp an output, 8 rows at a time. */
 static __global__ void stored_product(const struct nib_cuda_matrix w, const struct nib_cuda_rows x, int32_t n, int32_t group_rows,
-                                      const struct nib_mat y)
+                                      bool scores, const struct nib_mat y)
 {
     nib_grid_start();
     int     lane = threadIdx.x % 32;
@@ -107,7 +107,7 @@ static __global__ void stored_product(const struct nib_cuda_matrix w, const stru
     for (int r = 0; r < kStoredRows; r++) {
         float total = nib_warp_sum(sum[r]);
         if (lane == 0 && row0 + r < n)
-            nib_mat_set(y, row0 + r, o, total * nib_alpha_of(w, 0));
+            nib_mat_set(y, row0 + r, o, scores ? nib_route_score(total * nib_alpha_of(w, 0)) : total * nib_alpha_of(w, 0));
     }
 }
 
@@ -118,6 +118,7 @@ static void add_tiled(struct nib_tiled *a, const struct nib_cuda_products *p, in
     int32_t blocks = (p->w[i].n_out + outs - 1) / outs * (a->clusters ? spans : 1);
     a->p.n = p->n;
     a->p.group_rows = p->group_rows;
+    a->p.scores = p->scores;
     a->p.w[k] = p->w[i];
     a->p.x[k] = p->x[i];
     a->p.y[k] = p->y[i];
@@ -135,7 +136,7 @@ enum nib_status nib_cuda_products_run(struct nib_stream *s, const struct nib_cud
     for (int32_t i = 0; i < p->n_weights; i++) {
         if (p->w[i].layout != NIB_CUDA_TILED) {
             dim3 grid((unsigned)((p->w[i].n_out + 7) / 8), (unsigned)((p->n + kStoredRows - 1) / kStoredRows));
-            nib_launch(s, stored_product, grid, 256, 0, p->w[i], p->x[i], p->n, p->group_rows, p->y[i]);
+            nib_launch(s, stored_product, grid, 256, 0, p->w[i], p->x[i], p->n, p->group_rows, p->scores, p->y[i]);
         } else {
             add_tiled(nib_is_plain(p->w[i], p->x[i].n_parts) && p->group_rows % (kTileRows * kWarpsMost) == 0 ? &plain : &any, p, i);
         }

@@ -4,21 +4,6 @@
 
 /* ---- Routing ---- */
 
-/* Orders floats as integers above 0; NaN is 0, passed over while a number is left. */
-NIB_DEVICE uint32_t order_key(float v)
-{
-    uint32_t u = __float_as_uint(v == 0 ? 0.0f : v);
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return 0;
-    return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-
-NIB_DEVICE float route_score(float z)
-{
-    double v = (double)z;
-    return (float)sqrt(v > 20 ? v : log1p(exp(v)));
-}
-
 /* One block. Pairs of an expert end up together in no particular order, which changes no result: rows do not see each
  * other. count [2 * n_experts] in shared memory. */
 static __device__ void sort_pairs_block(int32_t n_experts, int32_t n_pairs, int32_t segment_rows, const int32_t *chosen,
@@ -113,11 +98,12 @@ NIB_DEVICE void choose(const struct nib_moe_args &a, int32_t token, int64_t t, c
     }
 }
 
-/* A block a row: a thread an expert for the scores (the square root of softplus), then the first warp chooses. Keys
- * in shared memory [n_experts], then flags of those taken. segment_rows > 0: the last block to come here sorts the
+/* A block a row: a thread an expert for the scores, where sums stand there yet, then the first warp chooses. Keys in
+ * shared memory [n_experts], then flags of those taken. segment_rows > 0: the last block to come here sorts the
  * pairs; `arrived` counts them and is 0 again. */
 static __global__ void choose_experts(const struct nib_moe_args a, const struct nib_rows rows, int32_t first,
-                                      const struct nib_cuda_moe_scratch m, int32_t segment_rows, int32_t *arrived)
+                                      const struct nib_cuda_moe_scratch m, bool scored, int32_t segment_rows,
+                                      int32_t *arrived)
 {
     nib_grid_start();
     extern __shared__ uint32_t key[];
@@ -126,10 +112,10 @@ static __global__ void choose_experts(const struct nib_moe_args a, const struct 
     int64_t                    r = blockIdx.x, t = first + r;
     float                     *score = m.route + r * a.n_experts;
     for (int e = threadIdx.x; e < a.n_experts; e += blockDim.x) {
-        float s = route_score(score[e]);
+        float s = scored ? score[e] : nib_route_score(score[e]);
         score[e] = s;
         taken[e] = false;
-        key[e] = a.tid2eid ? 0 : order_key(s + a.bias[e]);
+        key[e] = a.tid2eid ? 0 : nib_order_key(s + a.bias[e]);
     }
     __syncthreads();
     if (threadIdx.x < 32)
@@ -361,9 +347,10 @@ static void launch_stages(struct nib_stream *s, struct nib_experts *a, const str
     }
 }
 
-/* segment_rows > 0: pairs are sorted into segments, too. */
+/* segment_rows > 0: pairs are sorted into segments, too. one: scores only, as the experts of one row are chosen where
+ * they are multiplied. */
 static enum nib_status route(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n,
-                             int32_t segment_rows)
+                             int32_t segment_rows, bool one)
 {
     struct nib_cuda_moe_scratch *m = &s->moe;
     struct nib_cuda_products     router;
@@ -371,23 +358,27 @@ static enum nib_status route(struct nib_stream *s, const struct nib_moe_args *a,
     memset(&router, 0, sizeof router);
     router.n = n;
     router.n_weights = 1;
+    router.scores = true;
     router.w[0] = *nib_cuda_matrix_of(a->router);
     router.y[0].data = m->route;
     router.y[0].rows = n;
     router.y[0].cols = a->n_experts;
     router.y[0].stride = a->n_experts;
-    if (a->router->act == NIB_ACT_PLAIN && nib_cuda_wide_takes(s, &a->x, n, 1, &a->router, 0)) {
+    bool wide = a->router->act == NIB_ACT_PLAIN && nib_cuda_wide_takes(s, &a->x, n, 1, &a->router, 0);
+    if (wide) {
         NIB_TRY(nib_cuda_wide(s, &a->x, first, n, 1, &a->router, router.y, 0));
     } else {
         bool f32 = router.w[0].layout == NIB_CUDA_STORED;
         NIB_TRY(nib_cuda_rows_prepare(s, &a->x, NIB_ACT_PLAIN, first, n, f32, &at, &router.x[0]));
         NIB_TRY(nib_cuda_products_run(s, &router));
     }
+    if (one)
+        return nib_cuda_check(s, cudaGetLastError(), "routing");
     /* One block sorts a few rows' pairs sooner than another launch begins. */
     bool   together = segment_rows > 0 && n <= 64;
     size_t keys = (size_t)a->n_experts * 8, counts = (size_t)a->n_experts * 8;
     cudaFuncSetAttribute(choose_experts, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)keys);
-    nib_launch(s, choose_experts, (unsigned)n, 256, keys, *a, *a->rows, first, *m, together ? segment_rows : 0,
+    nib_launch(s, choose_experts, (unsigned)n, 256, keys, *a, *a->rows, first, *m, !wide, together ? segment_rows : 0,
                s->arrived);
     if (segment_rows > 0 && !together) {
         cudaFuncSetAttribute(sort_pairs, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)counts);
@@ -398,18 +389,46 @@ static enum nib_status route(struct nib_stream *s, const struct nib_moe_args *a,
 
 enum nib_status nib_cuda_moe_route(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n)
 {
-    return route(s, a, first, n, 0);
+    return route(s, a, first, n, 0, false);
 }
 
-/* The experts' results into args->m.y, where pairs stand into args->m.place. */
+/* Whether the experts of one row are two launches: rows and weights of the plain loop, and a cluster for the sum. */
+static bool takes_one(const struct nib_stream *s, const struct nib_moe_args *a, const struct plan *p, int32_t n_rows)
+{
+    return n_rows == 1 && p->in_plain && p->out_plain && p->direct && a->top_k + 1 <= min(kOneMost, s->cluster_most) &&
+           a->n_experts <= kChooseMost && nib_expert_spans(a->w2->n_in) == nib_expert_spans(a->sw2->n_in);
+}
+
+static void launch_one(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, struct nib_experts *args)
+{
+    struct nib_routing r = {s->moe.route, a->bias, a->tid2eid, a->tid2eid ? a->rows->token + first : NULL, a->n_experts,
+                            a->top_k, a->route_scale, a->chosen, a->weights};
+    if (r.chosen)
+        r.chosen += (int64_t)first * a->top_k;
+    if (r.weight)
+        r.weight += (int64_t)first * a->top_k;
+    args->bf16 = true;
+    args->routing = r;
+    args->y = a->y;
+    args->first = first;
+    nib_cuda_gate_up_one(s, args);
+    for (int i = 0; i < 2; i++) {
+        const struct nib_weight *const w2[2] = {a->w2, a->sw2};
+        launch_finish(s, args, w2[i], i, true, false);
+    }
+    nib_cuda_down_one(s, args);
+}
+
+/* The experts' results into args->m.y, where pairs stand into args->m.place; *one: the sum into a->y instead. */
 static enum nib_status few_rows(struct nib_stream *s, const struct nib_moe_args *a, int32_t first,
-                                struct nib_experts *args)
+                                struct nib_experts *args, bool *one)
 {
     const struct nib_weight *const w[2][3] = {{a->w1, a->w2, a->w3}, {a->sw1, a->sw2, a->sw3}};
     const struct nib_weight *const w2[2] = {a->w2, a->sw2};
     struct plan                    p = plan_of(s, a, args->n_pairs);
     int64_t                        at = 0;
-    NIB_TRY(route(s, a, first, args->n_rows, p.segment_rows));
+    *one = takes_one(s, a, &p, args->n_rows);
+    NIB_TRY(route(s, a, first, args->n_rows, p.segment_rows, *one));
     args->segment_rows = p.segment_rows;
     args->n_segments_max = args->n_pairs < a->n_experts ? args->n_pairs : a->n_experts;
     args->n_segments_max += args->n_pairs / p.segment_rows;
@@ -424,7 +443,10 @@ static enum nib_status few_rows(struct nib_stream *s, const struct nib_moe_args 
         else
             NIB_TRY(nib_cuda_rows_prepare(s, &a->x, w[i][0]->act, first, args->n_rows, !p.in_tiled, &at, &side->x));
     }
-    launch_stages(s, args, w2, &p);
+    if (*one)
+        launch_one(s, a, first, args);
+    else
+        launch_stages(s, args, w2, &p);
     return nib_cuda_check(s, cudaGetLastError(), "experts");
 }
 
@@ -458,10 +480,13 @@ static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args 
     args.side[1].y_at = args.n_pairs;
     bool wide = nib_cuda_wide_experts_takes(s, a, n);
     if (wide) {
-        NIB_TRY(route(s, a, first, n, 0));
+        NIB_TRY(route(s, a, first, n, 0, false));
         NIB_TRY(nib_cuda_wide_experts(s, a, first, n));
     } else {
-        NIB_TRY(few_rows(s, a, first, &args));
+        bool one;
+        NIB_TRY(few_rows(s, a, first, &args, &one));
+        if (one)
+            return NIB_OK;
     }
     bool by8 = args.dim % 8 == 0 && a->y.stride % 8 == 0 && (uintptr_t)a->y.data % 16 == 0;
     dim3 grid((unsigned)((args.dim + 8 * kCombineThreads - 1) / (8 * kCombineThreads)), (unsigned)n);

@@ -5,8 +5,10 @@
 #ifndef NIB_CUDA_EXPERT_TILES_CUH
 #define NIB_CUDA_EXPERT_TILES_CUH
 
+#include "backend/cuda/device/cluster.cuh"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/products.cuh"
+#include "backend/cuda/device/routing.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 /* silu(min(g, limit)) * clamp(u, +-limit); Inf must stay visible, so it does not meet the clamps. */
@@ -37,13 +39,22 @@ struct nib_experts {
     int32_t                     n_rows, n_pairs, top_k, dim, n_segments_max, segment_rows, piece_blocks;
     float                       limit;
     bool                        weight_before, bf16; /* bf16: hidden goes straight to its one part */
+    /* One row in two launches: */
+    struct nib_routing          routing;
+    struct nib_mat              y;
+    int32_t                     first; /* its row of y */
 };
+
+constexpr int kOneMost = 8; /* blocks of a cluster: the choices of a row and the shared expert */
 
 /* Segments of 8 or 16 pairs (wide) of rows that the plain loop takes, of 8 of any. */
 void nib_cuda_gate_up_plain(struct nib_stream *s, const struct nib_experts *a, bool wide, unsigned n_segments);
 void nib_cuda_down_plain(struct nib_stream *s, const struct nib_experts *a, bool wide, unsigned n_segments);
 void nib_cuda_gate_up_any(struct nib_stream *s, const struct nib_experts *a, unsigned n_segments);
 void nib_cuda_down_any(struct nib_stream *s, const struct nib_experts *a, unsigned n_segments);
+/* One row, from the router's scores to y. */
+void nib_cuda_gate_up_one(struct nib_stream *s, const struct nib_experts *a);
+void nib_cuda_down_one(struct nib_stream *s, const struct nib_experts *a);
 
 /* A block's rows: `count` sorted pairs (or rows of the shared expert) from `from` on, of matrix `stack`. */
 struct nib_segment {
@@ -88,15 +99,45 @@ static __host__ __device__ inline int nib_expert_spans(int32_t n_in)
     return n_in >= 1024 ? 2 : 1;
 }
 
-/* A block is one tile of w1 and of w3 (two where columns are few), two warps or one each sharing its columns. */
-template <int NT, bool plain> static __global__ void __launch_bounds__(kThreads, NT == 2 ? NIB_BLOCKS(4, 3, 2) : 4)
+/* One row's segment y: the shared expert, whose weights can be asked for before anything is known, then the row's
+ * choices, which every block makes for itself: that is sooner than another launch. */
+NIB_DEVICE struct nib_segment nib_segment_one(const struct nib_experts &a, int32_t y, int32_t *chosen)
+{
+    struct nib_segment s = {0, max(y - 1, 0), 1, y == 0, false};
+    if (s.shared)
+        return s;
+    nib_grid_wait();
+    if (threadIdx.x < 32)
+        nib_choose_warp(a.routing, chosen);
+    __syncthreads();
+    s.stack = chosen[s.from];
+    if (s.from == 0 && blockIdx.x == 0 && (int)threadIdx.x < a.top_k) {
+        float weight = nib_choice_weight(a.routing, chosen, threadIdx.x);
+        a.m.chosen[threadIdx.x] = chosen[threadIdx.x];
+        a.m.weight[threadIdx.x] = weight;
+        if (a.routing.chosen)
+            a.routing.chosen[threadIdx.x] = chosen[threadIdx.x];
+        if (a.routing.weight)
+            a.routing.weight[threadIdx.x] = weight;
+    }
+    return s;
+}
+
+/* A block is one tile of w1 and of w3 (two where columns are few), two warps or one each sharing its columns. one: of
+ * a single row. */
+template <int NT, bool plain, bool one>
+static __global__ void __launch_bounds__(kThreads, NT == 2 ? NIB_BLOCKS(4, 3, 2) : 4)
 gate_up(const __grid_constant__ struct nib_experts a)
 {
-    nib_grid_start();
+    nib_grid_release();
+    if (!one)
+        nib_grid_wait();
+    __shared__ int32_t chosen[kOneMost];
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ const uint16_t              *row[NT * 8];
     __shared__ float                        sums[kWarps][kTileRows * NT * 8];
-    struct nib_segment                      seg = nib_segment_of(a, blockIdx.y);
+    struct nib_segment                      seg =
+        one ? nib_segment_one(a, blockIdx.y, chosen) : nib_segment_of(a, blockIdx.y);
     if (seg.none)
         return;
     const struct nib_expert_side &side = a.side[seg.shared];
@@ -113,8 +154,10 @@ gate_up(const __grid_constant__ struct nib_experts a)
                                                    nib_span_buffer(a, side.x, seg.count, split, memory));
     float acc[NT][4] = {};
     nib_tile_multiply_any<NT, plain>(side.w1.type, t, rows, [&] {
+        if (one && seg.shared)
+            nib_grid_wait();
         if ((int)threadIdx.x < seg.count)
-            row[threadIdx.x] = side.x.part + nib_segment_row(a, seg, threadIdx.x) * side.x.stride;
+            row[threadIdx.x] = side.x.part + (one ? 0 : nib_segment_row(a, seg, threadIdx.x)) * side.x.stride;
         __syncthreads();
     }, acc);
     nib_sums_put<NT>(acc, lane, sums[warp]);
@@ -131,11 +174,11 @@ gate_up(const __grid_constant__ struct nib_experts a)
         int64_t out = tile0 * kTileRows + o;
         if (out >= n)
             continue;
-        int64_t of = nib_segment_row(a, seg, i);
+        int64_t of = one ? 0 : nib_segment_row(a, seg, i);
         float   act = nib_expert_swiglu(nib_row_scaled(g, alpha1, side.x, of), nib_row_scaled(u, alpha3, side.x, of),
                                         a.limit);
         if (a.weight_before && !seg.shared)
-            act *= a.weight[a.m.pair[seg.from + i]];
+            act *= one ? nib_choice_weight(a.routing, chosen, seg.from) : a.weight[a.m.pair[seg.from + i]];
         int64_t at = side.hidden_at + (int64_t)(seg.from + i) * n + out;
         if (a.bf16)
             a.m.parts[at] = nib_bf16_code(act);
@@ -192,6 +235,63 @@ down(const __grid_constant__ struct nib_experts a)
     }
 }
 
+/* One row: blocks x of a cluster take its choices in turn, the shared expert last, and the same outputs; the sum is in
+ * ascending order of expert. */
+template <int NT> static __global__ void __launch_bounds__(kThreads, 4)
+down_one(const __grid_constant__ struct nib_experts a)
+{
+    extern __shared__ __align__(16) uint8_t memory[];
+    __shared__ const uint16_t              *row[NT * 8];
+    __shared__ float                        sums[kWarps][kTileRows * NT * 8], out[kWarps * kTileRows];
+    __shared__ int32_t                      order[kOneMost];
+    int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, x = blockIdx.x, k = a.top_k;
+    bool    shared = x == k;
+    const struct nib_expert_side &side = a.side[shared];
+    int     n_splits = nib_expert_spans(side.w2.n_in), per_block = kWarps / n_splits;
+    int64_t tile0 = (int64_t)blockIdx.y * per_block, tile = tile0 + warp / n_splits;
+    int64_t n_tiles = (a.dim + kTileRows - 1) / kTileRows;
+    nib_grid_release();
+    nib_grid_wait();
+    int32_t               stack = shared ? 0 : a.chosen[x];
+    struct nib_row_source rows = nib_row_source_of(row, side.inner, 1, side.w2.n_in, warp % n_splits, n_splits,
+                                                   a.piece_blocks, warp / n_splits, kWarps / n_splits,
+                                                   nib_span_buffer(a, side.inner, 1, warp % n_splits, memory));
+    float           acc[NT][4] = {};
+    struct nib_tile t = nib_tile_of(side.w2, stack, min(tile, n_tiles - 1), lane);
+    nib_tile_multiply_any<NT, true>(side.w2.type, t, rows, [&] {
+        if (threadIdx.x == 0)
+            row[0] = side.inner.part + (shared ? 0 : x) * side.inner.stride;
+        if ((int)threadIdx.x < k) {
+            int32_t e = a.chosen[threadIdx.x], rank = 0;
+            for (int j = 0; j < k; j++) {
+                int32_t other = a.chosen[j];
+                rank += other < e || (other == e && j < (int)threadIdx.x);
+            }
+            order[rank] = (int32_t)threadIdx.x;
+        }
+        __syncthreads();
+    }, acc);
+    nib_sums_put<NT>(acc, lane, sums[warp]);
+    __syncthreads();
+
+    int o = threadIdx.x, outs = per_block * kTileRows;
+    if (o < outs) {
+        float sum = 0;
+        for (int i = 0; i < n_splits; i++)
+            sum += sums[o / kTileRows * n_splits + i][o % kTileRows * NT * 8];
+        sum = nib_row_scaled(sum, nib_alpha_of(side.w2, stack), side.inner, shared ? 0 : x);
+        out[o] = a.weight_before || shared ? sum : sum * a.weight[x];
+    }
+    nib_cluster_sync();
+    if (x == 0 && o < outs && tile0 * kTileRows + o < a.dim) {
+        float sum = 0;
+        for (int i = 0; i <= k; i++)
+            sum += nib_cluster_load_f32(&out[o], (uint32_t)(i < k ? order[i] : k));
+        nib_mat_set(a.y, a.first, tile0 * kTileRows + o, sum);
+    }
+    nib_cluster_sync(); /* the others' sums have been read */
+}
+
 /* ---- Launches ---- */
 
 static unsigned nib_expert_blocks(int32_t n_out, int per_block)
@@ -199,18 +299,18 @@ static unsigned nib_expert_blocks(int32_t n_out, int per_block)
     return (unsigned)(((n_out + kTileRows - 1) / kTileRows + per_block - 1) / per_block);
 }
 
-template <int NT, bool plain>
+template <int NT, bool plain, bool one = false>
 static void nib_gate_up_launch(struct nib_stream *s, const struct nib_experts *a, unsigned n_segments)
 {
     int32_t x = 0, parts = max(a->side[0].x.n_parts, a->side[1].x.n_parts);
     for (int i = 0; i < 2; i++)
         x = max(x, (int32_t)nib_expert_blocks(a->side[i].w1.n_out, 2 / nib_expert_spans(a->side[i].w1.n_in)));
-    int32_t            rows = min(a->n_pairs, a->segment_rows); /* a hash table may name an expert twice */
+    int32_t            rows = one ? 1 : min(a->n_pairs, a->segment_rows); /* a hash table may name an expert twice */
     struct nib_experts b = *a;
     b.piece_blocks = nib_piece_blocks(2 * rows * parts);
     size_t bytes = nib_rows_bytes(2, parts, rows, b.piece_blocks);
-    cudaFuncSetAttribute(gate_up<NT, plain>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    nib_launch(s, gate_up<NT, plain>, dim3((unsigned)x, n_segments), kThreads, bytes, b);
+    cudaFuncSetAttribute(gate_up<NT, plain, one>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    nib_launch(s, gate_up<NT, plain, one>, dim3((unsigned)x, n_segments), kThreads, bytes, b);
 }
 
 template <int NT, bool plain>
@@ -225,6 +325,16 @@ static void nib_down_launch(struct nib_stream *s, const struct nib_experts *a, u
     size_t bytes = nib_rows_bytes(2, parts, rows, b.piece_blocks);
     cudaFuncSetAttribute(down<NT, plain>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     nib_launch(s, down<NT, plain>, dim3((unsigned)x, n_segments), kThreads, bytes, b);
+}
+
+template <int NT> static void nib_down_one_launch(struct nib_stream *s, const struct nib_experts *a)
+{
+    unsigned           n = (unsigned)a->top_k + 1;
+    unsigned           tiles = nib_expert_blocks(a->dim, kWarps / nib_expert_spans(a->side[0].w2.n_in));
+    struct nib_experts b = *a;
+    b.piece_blocks = nib_piece_blocks(2);
+    size_t bytes = nib_rows_bytes(2, 1, 1, b.piece_blocks);
+    nib_launch_cluster(s, n, down_one<NT>, dim3(n, tiles), kThreads, bytes, b);
 }
 
 #endif

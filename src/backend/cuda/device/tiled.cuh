@@ -10,6 +10,7 @@
 #include "backend/cuda/device/cluster.cuh"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/products.cuh"
+#include "backend/cuda/device/routing.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 constexpr int kSpans = 4, kSpansMost = 8, kWarpsMost = 8;
@@ -100,6 +101,9 @@ tiled_products(const __grid_constant__ struct nib_tiled a)
 
     nib_sums_put<NT>(acc, lane, sums[warp]);
     float alpha = nib_alpha_of(w, 0);
+    auto  put = [&](int64_t r, int64_t to, float v) {
+        nib_mat_set(a.p.y[i], r, to, a.p.scores ? nib_route_score(v) : v);
+    };
     if (n_spans == 1 || by_warps) {
         __syncthreads();
         for (int e = threadIdx.x; e < outs * count; e += 32 * W) {
@@ -108,7 +112,7 @@ tiled_products(const __grid_constant__ struct nib_tiled a)
             for (int k = 0; by_warps && k < W; k++)
                 sum += sums[k][place];
             if (o0 + at < w.n_out)
-                nib_mat_set(a.p.y[i], row0 + r, o0 + at, nib_row_scaled(sum, alpha, x, row0 + r));
+                put(row0 + r, o0 + at, nib_row_scaled(sum, alpha, x, row0 + r));
         }
         return;
     }
@@ -122,7 +126,7 @@ tiled_products(const __grid_constant__ struct nib_tiled a)
         for (int k = 0; k < n_spans; k++)
             sum += nib_cluster_load_f32(&sums[at / kTileRows][at % kTileRows * NT * 8 + r], first + (uint32_t)k);
         if (o0 + at < w.n_out)
-            nib_mat_set(a.p.y[i], row0 + r, o0 + at, nib_row_scaled(sum, alpha, x, row0 + r));
+            put(row0 + r, o0 + at, nib_row_scaled(sum, alpha, x, row0 + r));
     }
     nib_cluster_sync(); /* the others read these sums */
 }
