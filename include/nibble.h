@@ -439,6 +439,9 @@ struct nib_server_options {
     bool    reuse;         /* keep beginnings; true */
     int32_t n_drafts;      /* tokens to draft in a step for each request, at most the engine's n_drafts; 0: none; or NIB_DRAFTS_AUTO: as many
                               as pay, by the clock. Changes no result, whatever a request's temperature; 0. docs/drafts.md */
+    void  (*on_told)(void *user); /* on the server's thread, when all that a step brought was told to its requests, and before a step
+                                     what else had ended: the time to wake those who send it on, once for all; NULL: nothing */
+    void   *user;                 /* on_told's */
 };
 void nib_server_options_init(struct nib_server_options *o);
 

@@ -132,6 +132,8 @@ static int open_engine(struct session *s, const struct serve_command *c, struct 
     so.n_running_max = c->settings.n_running;
     so.n_waiting_max = c->settings.n_waiting;
     so.n_prefill_max = c->settings.n_prefill;
+    so.on_told = exchange_wake_told;
+    so.user = serve;
     so.n_drafts = c->engine.drafts == CLI_DRAFTS_AUTO && o.n_drafts > 0 ? NIB_DRAFTS_AUTO : o.n_drafts;
     status = nib_server_open(s->engine, &so, &serve->engine, &err);
     if (status != NIB_OK)

@@ -54,6 +54,7 @@ struct serve {
     atomic_bool                   watch_ends;
     pthread_mutex_t               lock; /* of the list */
     struct exchange              *exchanges; /* those that wait for tokens */
+    struct exchange              *told;      /* those that tokens or ends came for since the last were woken; the engine's thread's */
     struct link                  *links;     /* every connection */
     atomic_int                    n_exchanges; /* all of them */
 };
@@ -93,6 +94,8 @@ struct exchange {
     bool                    begun; /* lock; a stream's headers are out */
     struct buffer           out;      /* lock; a stream's events, or the whole answer */
     double                  last_out; /* lock; when something was last put into it */
+    struct exchange        *next_told; /* in serve->told, which holds a reference */
+    bool                    is_told;   /* it is in there; the engine's thread's */
 };
 
 /* Endpoints: take the body (NUL-terminated) and leave text, or an error, or a generation that runs. */
@@ -117,7 +120,9 @@ double serve_now(void); /* seconds, monotonic */
 void   serve_random(void *out, size_t n); /* n bytes, at most 256, that nobody can guess */
 struct exchange *exchange_new(struct serve *s, struct MHD_Connection *connection); /* NULL without memory */
 void exchange_answer(struct exchange *x, json_t *object); /* takes the object; an error where it is NULL */
-void exchange_wake(struct exchange *x);   /* with its lock held: there is something to send, or it is finished */
+void exchange_wake(struct exchange *x);   /* with its lock held: where there is something to send, or it is finished */
+void exchange_tell(struct exchange *x);   /* on the engine's thread: to be woken with all others of the step */
+void exchange_wake_told(void *serve);     /* on the engine's thread; nib_server_options' on_told */
 void exchange_unref(struct exchange *x);
 void exchange_watch(struct exchange *x);  /* until unwatched or ended */
 void exchange_unwatch(struct exchange *x);

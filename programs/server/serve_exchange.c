@@ -129,10 +129,36 @@ void exchange_answer(struct exchange *x, json_t *object)
 
 void exchange_wake(struct exchange *x)
 {
-    if (!x->suspended)
+    const bool has_news = x->finished || x->out.failed || (x->streams && x->out.n > 0);
+    if (!x->suspended || !has_news)
         return;
     x->suspended = false;
     MHD_resume_connection(x->connection);
+}
+
+void exchange_tell(struct exchange *x)
+{
+    if (x->is_told)
+        return;
+    x->is_told = true;
+    (void)atomic_fetch_add(&x->n_refs, 1);
+    x->next_told = x->serve->told;
+    x->serve->told = x;
+}
+
+/* All of a step's together: a thread woken by the first token would want the processor, and the locks, that the others'
+ * still need. */
+void exchange_wake_told(void *serve)
+{
+    struct serve *s = serve;
+    for (struct exchange *x; (x = s->told);) {
+        s->told = x->next_told;
+        x->is_told = false;
+        (void)pthread_mutex_lock(&x->lock);
+        exchange_wake(x);
+        (void)pthread_mutex_unlock(&x->lock);
+        exchange_unref(x);
+    }
 }
 
 void exchange_watch(struct exchange *x)

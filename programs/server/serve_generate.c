@@ -135,7 +135,7 @@ static void on_token(void *user, const struct nib_drawn_token *t, struct nib_nex
     next->stop = !choice_token(c, t) || atomic_load(&c->generation->cancelled);
     next->n_allowed = choice_allowed(c);
     next->allowed = c->allowed;
-    exchange_wake(x);
+    exchange_tell(x);
     (void)pthread_mutex_unlock(&x->lock);
 }
 
@@ -180,7 +180,7 @@ static void on_end(void *user, const struct nib_request_result *r)
     }
     if (++g->n_ended == g->n)
         finish_generation(g);
-    exchange_wake(x);
+    exchange_tell(x);
     (void)pthread_mutex_unlock(&x->lock);
     exchange_unref(x);
 }

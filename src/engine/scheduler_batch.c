@@ -399,7 +399,13 @@ static void take_tokens(struct nib_server *s, struct nib_request *r)
         end_running(s, place_of(s, r), status, reason);
 }
 
-bool nib_server_round(struct nib_server *s)
+static void all_told(const struct nib_server *s)
+{
+    if (s->options.on_told)
+        s->options.on_told(s->options.user);
+}
+
+static bool round_of(struct nib_server *s)
 {
     struct nib_batch b;
     int32_t n_prompt_rows;
@@ -408,6 +414,7 @@ bool nib_server_round(struct nib_server *s)
     nib_server_publish(s);
     if (s->n_running == 0)
         return false;
+    all_told(s);
     const double start = nib_server_now();
     nib_server_draft(s);
     enum nib_status status = run_step(s, &b, &n_prompt_rows);
@@ -434,4 +441,11 @@ bool nib_server_round(struct nib_server *s)
     }
     nib_server_draft_learn(s, n_prompt_rows == 0, seconds);
     return true;
+}
+
+bool nib_server_round(struct nib_server *s)
+{
+    const bool busy = round_of(s);
+    all_told(s);
+    return busy;
 }

@@ -63,7 +63,7 @@ void exchange_answer(struct exchange *x, json_t *object)
     x->n_text = strlen(x->text);
 }
 
-void exchange_wake(struct exchange *x)
+void exchange_tell(struct exchange *x)
 {
     FUZZ_CHECK(!g_exchange_ended && x);
 }

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <semaphore.h>
 
 #include "nibble.h"
 #include "support/serving_support.h"
@@ -372,10 +373,91 @@ static void test_close_while_busy(void **state)
     free(jobs);
 }
 
+/* on_told: what one step brought to several requests is followed by one call, before the next step brings more; ends without a
+ * step are, too. */
+struct told {
+    int32_t n_now[3], n_open; /* tokens of each request, and whatever was told, since the last call */
+    int32_t n_calls, n_both;  /* all calls; those after a token of both */
+    bool    ok;
+    sem_t   submitted; /* all of them */
+};
+struct told_job {
+    struct job   job;
+    struct told *told;
+    int          index;
+};
+
+static void count_token(void *user, const struct nib_drawn_token *t, struct nib_next *next)
+{
+    struct told_job *j = user;
+    job_on_token(&j->job, t, next);
+    if (j->index == 0 && t->index == 0)
+        while (sem_wait(&j->told->submitted) != 0) /* so that the second one decodes beside it */
+            continue;
+    j->told->ok &= ++j->told->n_now[j->index] == 1; /* else a step went by without a call */
+    j->told->n_open++;
+}
+
+static void count_end(void *user, const struct nib_request_result *r)
+{
+    struct told_job *j = user;
+    j->told->n_open++;
+    job_on_end(&j->job, r);
+}
+
+static void count_call(void *user)
+{
+    struct told *t = user;
+    t->n_both += t->n_now[0] > 0 && t->n_now[1] > 0;
+    t->n_now[0] = t->n_now[1] = t->n_open = 0;
+    t->n_calls++;
+}
+
+static void test_told(void **state)
+{
+    (void)state;
+    struct serving r = server_open(2, 0, 0, 64);
+    struct told t = {.ok = true};
+    (void)sem_init(&t.submitted, 0, 0);
+    struct told_job *j = calloc(3, sizeof *j);
+    struct nib_server_options o;
+    nib_server_close(r.server);
+    nib_server_options_init(&o);
+    o.n_running_max = 2;
+    o.reuse = false;
+    o.on_told = count_call;
+    o.user = &t;
+    assert_int_equal(nib_server_open(r.f.engine, &o, &r.server, NULL), NIB_OK);
+    for (int i = 0; i < 3; i++) { /* the third only waits, and ends by its time */
+        j[i].told = &t;
+        j[i].index = i;
+        nib_sampling_init(&j[i].job.sampling);
+        random_ids(j[i].job.prompt, 8);
+        const struct nib_request_args a = {.prompt = j[i].job.prompt, .n_prompt = 8, .n_max = 12, .sampling = j[i].job.sampling,
+                                           .wait_s_max = i == 2 ? 1e-6 : 0, .on_token = count_token, .on_end = count_end, .user = &j[i]};
+        assert_int_equal(nib_server_submit(r.server, &a, &j[i].job.handle, NULL), NIB_OK);
+    }
+    (void)sem_post(&t.submitted);
+    for (int i = 0; i < 3; i++)
+        job_wait(&j[i].job);
+    nib_server_stop(r.server);
+    (void)sem_destroy(&t.submitted);
+    assert_true(t.ok);
+    assert_int_equal(t.n_open, 0);
+    assert_int_equal(j[0].job.n_tokens, 12);
+    assert_int_equal(j[1].job.n_tokens, 12);
+    assert_int_equal(j[2].job.result.status, NIB_E_TIME);
+    assert_true(t.n_calls >= 12);
+    assert_true(t.n_both >= 10);
+    server_close(&r);
+    free(j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pool_full), cmocka_unit_test(test_neighbours),          
+        cmocka_unit_test(test_pool_full),           cmocka_unit_test(test_neighbours),
+        cmocka_unit_test(test_told),
         cmocka_unit_test(test_too_long),            cmocka_unit_test(test_hits),
         cmocka_unit_test(test_interleaved),
         cmocka_unit_test(test_same_prompt_at_once), cmocka_unit_test(test_cancelled),
