@@ -99,13 +99,24 @@ static void push(const struct nib_compress_args *a, int32_t t)
     score_of(&r, 0, width, a->frontier.score + at);
 }
 
+/* What it takes, in multiply-adds: most steps only copy rows to the ring, the others read windows, with an exponential for
+ * each number. */
+static int64_t work_of(const struct nib_compress_args *a)
+{
+    const int64_t n = a->rows->n_rows, window = (a->overlap ? 2 : 1) * a->ratio;
+    int64_t       n_entries = 0;
+    for (int32_t t = 0; t < n; t++)
+        n_entries += (a->rows->pos[t] + 1) % a->ratio == 0;
+    return n * a->kv.cols * 4 + n_entries * window * a->width * 16;
+}
+
 enum nib_status nib_cpu_compress(struct nib_stream *s, const struct nib_compress_args *a)
 {
     int32_t n = a->rows->n_rows;
-#pragma omp parallel num_threads(nib_cpu_threads(s, (int64_t)n * a->kv.cols * 4))
+#pragma omp parallel num_threads(nib_cpu_threads(s, work_of(a)))
     {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
-#pragma omp for schedule(dynamic, 4)
+#pragma omp for schedule(dynamic, 1)
         for (int32_t t = 0; t < n; t++)
             if ((a->rows->pos[t] + 1) % a->ratio == 0)
                 emit(s, a, th, t);
