@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 log=build/demo-build.log
 mkdir -p build
 echo "building into build/ ..."
-if ! { cmake --preset release && cmake --build build -j "$1"; } >"$log" 2>&1; then
+if ! { cmake --preset release && cmake --build build -j "$1" --target nibble_program; } >"$log" 2>&1; then
     tail -n 40 "$log"
     echo "the build failed; all of its output is in $log"
     exit 1
