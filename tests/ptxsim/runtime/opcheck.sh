@@ -1,9 +1,9 @@
 #!/bin/sh
-# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long [OP [many]]|sm100a|sm120a [long]]. Lines: op, seed, cases.
+# The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long [OP [many|wide]]|sm100a|sm120a [long]]. Lines: op, seed, cases.
 # The seeds are fixed because cases differ a hundredfold in cost; long takes fresh seeds, schedules in random order and more cases: of all
-# ops; or one op's kernels on a card of 10.3, with `many` rows on one of 12.0. sm100a, sm120a: quantised rows and weights
-# on a card of 10.0, or 12.0, where every kernel for them must have been launched; one kernel, with a second `long` each,
-# is left out once, which the self-test must see.
+# ops; or one op's kernels on a card of 10.3, with `many` rows on one of 12.0, `wide`: on Hopper many rows of many columns, whose
+# rings of stages come round, and many FP8 rows. sm100a, sm120a: quantised rows and weights on a card of 10.0, or 12.0, where every
+# kernel for them must have been launched; one kernel, with a second `long` each, is left out once, which the self-test must see.
 set -e
 program=$1
 if [ "$2" = sm100a ] || [ "$2" = sm120a ]; then
@@ -86,6 +86,10 @@ if [ "$2" = long ]; then
         ;;
     many/*) # within the memory of a card of 12.x
         NIB_PTXSIM_CARD=120 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op "$3" --n 15 --rows many
+        ;;
+    wide/*)
+        NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op "$3" --n 2 --rows many --columns many
+        NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op "$3" --n 3 --rows many --format fp8
         ;;
     *)
         for format in nvfp4 fp8; do

@@ -60,11 +60,12 @@ NIB_DEVICE void nib_bulk_copy(void *to, const void *from, uint32_t bytes, uint64
 
 /* ---- Blocks of a cluster ---- */
 
-/* At the barrier that stands in the same place in another block. For readers only: nothing that was written before
- * becomes visible by it, which would cost a fence of the whole card. */
+/* At the barrier that stands in the same place in another block, behind what this thread has read, and what it waited for: a stage
+ * may be filled again. Release is of this block only, which is no instruction besides; with .cluster it would be a fence of the
+ * whole card, and only what this block wrote needs that. */
 NIB_DEVICE void nib_barrier_arrive_at(uint64_t *barrier, uint32_t rank)
 {
-    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(nib_cluster_at(barrier, rank)) : "memory");
+    asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(nib_cluster_at(barrier, rank)) : "memory");
 }
 
 /* To the same place in the blocks of the mask, where their barriers have been told to expect it. */
