@@ -201,18 +201,16 @@ NIB_DEVICE void nib_piece_wait(const struct nib_row_source &x)
         __syncwarp();
 }
 
-/* Steps of weights from memory into the L2, for a kernel that has few bytes of its own in flight. Where 16 warps of a
- * multiprocessor load two steps each, as here, it takes a tenth of the memory's rate instead. */
+/* Steps of weights from memory into the L2, of types that have only codes in tiles, for a kernel that has few bytes of its own in
+ * flight. Where 16 warps of a multiprocessor load two steps each, as here, it takes a tenth of the memory's rate instead. */
 template <int type> NIB_DEVICE void nib_steps_prefetch(const struct nib_tile &t, int32_t block, int32_t end, int steps)
 {
-    constexpr int chunks = nib_tile_step<type>::kChunks, scales = type == NIB_WEIGHT_NVFP4 ? 64 : type == NIB_WEIGHT_MXFP4 ? 32 : 0;
+    static_assert(type == NIB_WEIGHT_FP8 || type == NIB_WEIGHT_BF16, "scales would be left behind");
+    constexpr int chunks = nib_tile_step<type>::kChunks;
     int32_t       n = min(steps * nib_tile_step<type>::kBlocks, end - block);
-    if (t.lane != 0 || n <= 0)
-        return;
-    const uint8_t *codes = t.codes + (int64_t)block * (chunks * 512), *more = t.scales + (int64_t)block * scales;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(codes), "r"((uint32_t)(n * chunks * 512)));
-    if (scales)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(more), "r"((uint32_t)(n * scales)));
+    if (t.lane == 0 && n > 0)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(t.codes + (int64_t)block * (chunks * 512)),
+                     "r"((uint32_t)(n * chunks * 512)));
 }
 
 /* ---- Products ---- */

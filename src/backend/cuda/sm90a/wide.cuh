@@ -107,7 +107,8 @@ NIB_DEVICE void nib_wide_multiply(const struct nib_tile &t, int32_t n_blocks, st
     nib_wide_decode<type, 0>(now, even);
 #pragma unroll 1
     for (int32_t block = 0; block < n_blocks; block += n) {
-        nib_steps_prefetch<type>(t, block + kWideAhead * n, n_blocks, 1);
+        if constexpr (type == NIB_WEIGHT_FP8 || type == NIB_WEIGHT_BF16) /* of four-bit codes enough are on their way */
+            nib_steps_prefetch<type>(t, block + kWideAhead * n, n_blocks, 1);
         nib_tile_step_load<type>(t, block + n, n_blocks, next);
         if (n == 1) {
             nib_wide_begin<N>(even, block, m, acc);
