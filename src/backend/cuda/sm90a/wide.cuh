@@ -139,7 +139,63 @@ NIB_DEVICE void nib_wide_multiply(const struct nib_tile &t, int32_t n_blocks, st
     }
 }
 
+/* ---- FP8 rows ---- */
+
+NIB_DEVICE float nib_power_of_two(int32_t e) /* within a float's normal range */
+{
+    return __uint_as_float((uint32_t)(min(max(e, -126), 127) + 127) << 23);
+}
+
+/* Exponents of the largest scales of n rows; a warp a row. An image holds rows times 2^-exponent. NaN's scale (255) is
+ * the largest, and what it stands for stays NaN. */
+NIB_DEVICE void nib_wide_exponents(const struct nib_act &x, int32_t first, int32_t n, int32_t *exponent)
+{
+    int32_t row = (int32_t)(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
+    if (row >= n)
+        return;
+    const uint8_t *scales = x.scales + ((int64_t)first + row) * x.scales_stride;
+    uint32_t       most = 0;
+    for (int32_t i = threadIdx.x % 32; i < (x.cols + 127) / 128; i += 32)
+        most = max(most, (uint32_t)scales[i]);
+    most = nib_warp_max_u32(most);
+    if (threadIdx.x % 32 == 0)
+        exponent[row] = (int32_t)most - 127;
+}
+
+/* A matrix's alpha in two: mantissa * 2^exponent. */
+struct nib_wide_alpha {
+    float   mantissa;
+    int32_t exponent;
+};
+
+NIB_DEVICE struct nib_wide_alpha nib_wide_alpha_of(float alpha)
+{
+    int32_t e = nib_exponent_of(__float_as_uint(alpha) & 0x7fffffffu);
+    return {scalbnf(alpha, -e), e};
+}
+
+/* What a row's sums are multiplied with, one after the other: alpha and the row's power of two, which may leave the
+ * range of a float in opposite directions. */
+struct nib_wide_factor {
+    float first, second;
+};
+
+NIB_DEVICE struct nib_wide_factor nib_wide_factor_of(const struct nib_wide_alpha &alpha, int32_t row_exponent)
+{
+    int32_t all = alpha.exponent + row_exponent, half = min(max(all, -126), 127);
+    return {alpha.mantissa * nib_power_of_two(half), nib_power_of_two(all - half)};
+}
+
 /* ---- The image ---- */
+
+/* An e4m3 code times factor / 2^120: its exponent and mantissa in those of a float, small ones, too, are 2^-120 of
+ * it. */
+NIB_DEVICE float nib_wide_e4m3(uint32_t code, float factor)
+{
+    uint32_t magnitude = code & 0x7fu;
+    uint32_t bits = magnitude == 0x7fu ? 0x7fc00000u : magnitude << 20;
+    return __uint_as_float((code & 0x80u) << 24 | bits) * factor;
+}
 
 /* Columns of block `block` of row t as bf16 pairs: plain bf16 rows, or FP8 ones times 2^-e. */
 template <bool fp8>
@@ -152,13 +208,14 @@ NIB_DEVICE void nib_wide_load(const struct nib_act &x, int64_t t, int32_t block,
         return;
     }
     const uint8_t *codes = x.codes + t * x.codes_stride + block * kBlockCols;
-    float          scale = scalbnf(nib_e8m0_value(x.scales[t * x.scales_stride + block / 2]), -e);
+    int32_t        scale = x.scales[t * x.scales_stride + block / 2];
+    float          factor = scale == 255 ? __uint_as_float(0x7fc00000u) : nib_power_of_two(scale - 127 - e + 120);
     uint32_t      *to = (uint32_t *)v;
 #pragma unroll
     for (int k = 0; k < 16; k++) {
         uint32_t four = *(const uint32_t *)(codes + 4 * k);
-        to[2 * k] = nib_pack_bf16x2(nib_e4m3_value(four & 255u) * scale, nib_e4m3_value(four >> 8 & 255u) * scale);
-        to[2 * k + 1] = nib_pack_bf16x2(nib_e4m3_value(four >> 16 & 255u) * scale, nib_e4m3_value(four >> 24) * scale);
+        to[2 * k] = nib_pack_bf16x2(nib_wide_e4m3(four, factor), nib_wide_e4m3(four >> 8, factor));
+        to[2 * k + 1] = nib_pack_bf16x2(nib_wide_e4m3(four >> 16, factor), nib_wide_e4m3(four >> 24, factor));
     }
 }
 

@@ -4,7 +4,9 @@
  * the device, and of the widths of a product the smallest that holds them is taken.
  *
  * Rows stand in images of 8 rows and 64 columns (nib_wide_put), a group's blocks of columns one after another. What
- * SwiGLU gives is written as such an image, so down reads it as it is. One file a type of weights has the kernels. */
+ * SwiGLU gives is written as such an image, so down reads it as it is. Of FP8 rows it is quantised on the way: 128
+ * channels share a scale, of which the two blocks of a pair have 64 each and tell one another their largest value; the
+ * image holds what the codes mean, which bf16 does exactly. One file a type of weights has the kernels. */
 #ifndef NIB_CUDA_WIDE_EXPERTS_CUH
 #define NIB_CUDA_WIDE_EXPERTS_CUH
 
@@ -52,9 +54,19 @@ struct nib_wide_experts {
     int64_t                y_shared;  /* its first row of the shared expert */
     const float           *weight;    /* gate and up: of pairs, on their results; NULL: none */
     const int32_t         *pair;      /* of sorted pairs */
+    const int32_t         *exponent;  /* gate and up of FP8 rows: of tokens; NULL: BF16 rows */
     struct nib_wide_groups groups;
     int32_t                first_group; /* of this launch */
+    int32_t                top_k;
     float                  limit;
+};
+
+struct nib_wide_experts_memory {
+    struct nib_wide_memory products;
+    /* Of FP8 rows: their power of two, the weight on their results, and the bits of the largest of these here. */
+    int32_t                exponent[kWideRows];
+    float                  weight[kWideRows];
+    uint32_t               most[kWideRows];
 };
 
 /* Outputs of a block. */
@@ -128,6 +140,88 @@ NIB_DEVICE void nib_wide_gate(const struct nib_wide_experts &a, const struct nib
     }
 }
 
+/* ---- The same of FP8 rows ---- */
+
+/* A warpgroup's sums to [row][64 outputs], times alpha and the power of two of their row. */
+template <int N>
+NIB_DEVICE void nib_wide_sums_put_scaled(const float (&acc)[N / 2], float factor, const int32_t *exponent,
+                                         float *sums)
+{
+    int   lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    float *to = sums + 2 * (lane % 4) * kSumStride + warp * kTileRows + lane / 4;
+    struct nib_wide_alpha alpha = nib_wide_alpha_of(factor);
+#pragma unroll
+    for (int i = 0; i < N / 2; i += 4) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            struct nib_wide_factor by = nib_wide_factor_of(alpha, exponent[i / 4 * 8 + 2 * (lane % 4) + r]);
+            to[(i / 4 * 8 + r) * kSumStride] = acc[i + r] * by.first * by.second;
+            to[(i / 4 * 8 + r) * kSumStride + 8] = acc[i + r + 2] * by.first * by.second;
+        }
+    }
+}
+
+/* [row][64] of gate and of up to hidden values in the place of gate's, and each row's largest; by all consumers.
+ * Lane (r, l) has channels 16l .. 16l + 15 of row r of eight. */
+NIB_DEVICE void nib_wide_hidden(const struct nib_wide_experts &a, int32_t n_eights, float *gate, const float *up,
+                                struct nib_wide_experts_memory *m)
+{
+    int lane = threadIdx.x % 32;
+    for (int32_t k = threadIdx.x / 32; k < n_eights; k += kWideConsumers / 32) {
+        int32_t  row = k * 8 + lane % 8, at = row * kSumStride + lane / 8 * 16;
+        float    weight = m->weight[row];
+        uint32_t most = 0;
+#pragma unroll
+        for (int i = 0; i < 16; i += 4) {
+            float4 g = *(const float4 *)(gate + at + i), u = *(const float4 *)(up + at + i);
+            g.x = nib_wide_swiglu(g.x, u.x, a.limit) * weight;
+            g.y = nib_wide_swiglu(g.y, u.y, a.limit) * weight;
+            g.z = nib_wide_swiglu(g.z, u.z, a.limit) * weight;
+            g.w = nib_wide_swiglu(g.w, u.w, a.limit) * weight;
+            *(float4 *)(gate + at + i) = g;
+            most = max(max(most, __float_as_uint(g.x) & 0x7fffffffu), __float_as_uint(g.y) & 0x7fffffffu);
+            most = max(max(most, __float_as_uint(g.z) & 0x7fffffffu), __float_as_uint(g.w) & 0x7fffffffu);
+        }
+        most = max(most, __shfl_xor_sync(~0u, most, 8));
+        most = max(most, __shfl_xor_sync(~0u, most, 16));
+        if (lane < 8)
+            m->most[row] = most;
+    }
+}
+
+/* Two values times `by`, as E4M3 codes; then what these mean times `scale`, as bf16. */
+NIB_DEVICE uint32_t nib_wide_fp8_pair(float first, float second, float by, float scale)
+{
+    uint16_t codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second * by), "f"(first * by));
+    return nib_pack_bf16x2(nib_e4m3_value(codes & 255u) * scale, nib_e4m3_value(codes >> 8) * scale);
+}
+
+/* Hidden values as FP8 rows to the group's image; by all consumers, chunks of a row as in nib_wide_gate(). */
+NIB_DEVICE void nib_wide_encode(const struct nib_wide_experts &a, const struct nib_wide_group &g, const float *hidden,
+                                const struct nib_wide_experts_memory *m)
+{
+    int32_t   n_groups = (g.count + kGroupRows - 1) / kGroupRows, n_blocks = a.w[g.shared][0].n_out / kBlockCols;
+    int       lane = threadIdx.x % 32, r = lane % 8;
+    uint16_t *to = a.hidden[g.shared] + ((int64_t)g.place * n_blocks + (int64_t)blockIdx.x * n_groups) * kGroupHalves;
+    for (int32_t k = threadIdx.x / 32; k < 2 * n_groups; k += kWideConsumers / 32) {
+        int32_t  row = k / 2 * 8 + r, chunk = k % 2 * 4 + lane / 8;
+        uint32_t other = (uint32_t)nib_cluster_load((const int32_t *)&m->most[row], nib_cluster_rank() ^ 1);
+        float    amax = __uint_as_float(max(m->most[row], other));
+        bool     finite = nib_is_finite(amax);
+        uint32_t code = finite ? nib_e8m0_ceil_code((amax > 1e-4f ? amax : 1e-4f) * (1.0f / 448.0f)) : 255u;
+        float    scale = nib_e8m0_value(code), by = nib_e8m0_value(finite ? 254u - code : 255u);
+        uint4    v;
+        uint32_t *word = (uint32_t *)&v;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 x = *(const float2 *)(hidden + row * kSumStride + i * 16 + 2 * chunk);
+            word[i] = nib_wide_fp8_pair(x.x, x.y, by, scale);
+        }
+        *(uint4 *)(to + k / 2 * kGroupHalves + (chunk * kGroupRows + r) * 8) = v;
+    }
+}
+
 /* [row][64 outputs from o on] to y; by a warpgroup. */
 NIB_DEVICE void nib_wide_down(const struct nib_wide_experts &a, const struct nib_wide_group &g, int32_t o,
                               const float *sums)
@@ -147,24 +241,34 @@ NIB_DEVICE void nib_wide_down(const struct nib_wide_experts &a, const struct nib
 
 template <int type, int N>
 NIB_DEVICE void nib_wide_experts_group(const struct nib_wide_experts &a, const struct nib_wide_group &g,
-                                       struct nib_wide_memory *m)
+                                       struct nib_wide_experts_memory *m)
 {
     int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp / 4;
-    bool    gates = a.hidden[0] != NULL;
+    bool    gates = a.hidden[0] != NULL, fp8 = gates && a.exponent;
     int32_t o = gates ? (int32_t)blockIdx.x * 64 + warp % 4 * kTileRows : (int32_t)blockIdx.x * 128 + warp * kTileRows;
     const struct nib_cuda_matrix &w = a.w[g.shared][gates ? half : 0];
-    float          *sums = (float *)m->rows + half * (N * kSumStride), acc[N / 2] = {};
+    float          *all = (float *)m->products.rows, *sums = all + half * (N * kSumStride), acc[N / 2] = {};
     struct nib_tile t = nib_tile_of(w, g.expert, min(o, w.n_out - 1) / kTileRows, lane);
-    nib_wide_multiply<type, N>(t, w.n_in / kBlockCols, m, acc);
-    nib_cluster_arrive();
+    nib_wide_multiply<type, N>(t, w.n_in / kBlockCols, &m->products, acc);
+    if (!fp8)
+        nib_cluster_arrive();
     nib_wide_meet(1, kWideConsumers); /* both have read their last rows, which make way for the sums */
-    nib_wide_sums_put<N>(acc, nib_alpha_of(w, g.expert), sums);
-    if (gates) {
+    if (fp8) {
+        nib_wide_sums_put_scaled<N>(acc, nib_alpha_of(w, g.expert), m->exponent, sums);
         nib_wide_meet(1, kWideConsumers);
-        nib_wide_gate(a, g, (const float *)m->rows, (const float *)m->rows + N * kSumStride);
+        nib_wide_hidden(a, (g.count + kGroupRows - 1) / kGroupRows, all, all + N * kSumStride, m);
+        nib_cluster_sync();
+        nib_wide_encode(a, g, all, m);
+        nib_cluster_arrive(); /* the other block reads what is here */
     } else {
-        nib_wide_meet(2 + half, kWideConsumers / 2);
-        nib_wide_down(a, g, o - warp % 4 * kTileRows, sums);
+        nib_wide_sums_put<N>(acc, nib_alpha_of(w, g.expert), sums);
+        if (gates) {
+            nib_wide_meet(1, kWideConsumers);
+            nib_wide_gate(a, g, all, all + N * kSumStride);
+        } else {
+            nib_wide_meet(2 + half, kWideConsumers / 2);
+            nib_wide_down(a, g, o - warp % 4 * kTileRows, sums);
+        }
     }
     nib_cluster_wait();
 }
@@ -191,23 +295,31 @@ static __global__ void __launch_bounds__(kWideThreads, 1) wide_experts(const __g
 {
     nib_grid_release();
     extern __shared__ __align__(128) uint8_t memory[];
-    struct nib_wide_memory *m = (struct nib_wide_memory *)memory;
+    struct nib_wide_experts_memory *m = (struct nib_wide_experts_memory *)memory;
     nib_grid_wait();
     struct nib_wide_group g = nib_wide_group_of(a.groups, a.first_group + (int32_t)blockIdx.y);
     /* Both blocks of a pair stay, or neither does. */
     if (g.none || (int32_t)(blockIdx.x & ~1u) * nib_wide_outs(a) >= a.w[g.shared][0].n_out)
         return;
     int width = nib_wide_width(g.count, narrow);
-    nib_wide_clear(g.count, width, m);
-    nib_wide_init(m);
+    bool fp8 = a.hidden[0] && a.exponent;
+    nib_wide_clear(g.count, width, &m->products);
+    for (int i = threadIdx.x; fp8 && i < width; i += kWideThreads) {
+        int32_t row = g.row + min(i, g.count - 1), pair = g.shared ? 0 : a.pair[row];
+        m->exponent[i] = a.exponent[g.shared ? row : pair / a.top_k];
+        m->weight[i] = a.weight && !g.shared ? a.weight[pair] : 1.0f;
+    }
+    nib_wide_init(&m->products);
     if (threadIdx.x >= kWideConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         int32_t n_blocks = a.w[g.shared][0].n_in / kBlockCols, n_groups = (g.count + kGroupRows - 1) / kGroupRows;
         if (threadIdx.x == kWideConsumers)
             nib_wide_feed(a.image[g.shared] + (int64_t)g.place * n_blocks * kGroupHalves, n_groups * kGroupHalves,
-                          n_groups, n_blocks, width, m);
+                          n_groups, n_blocks, width, &m->products);
         __syncwarp();
         nib_cluster_sync();
+        if (fp8)
+            nib_cluster_sync();
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -228,7 +340,7 @@ static void nib_wide_experts_launch(struct nib_stream *s, const struct nib_wide_
 {
     int32_t outs = max(a->w[0][0].n_out, a->w[1][0].n_out), each = nib_wide_outs(*a);
     dim3    grid((unsigned)((outs + each - 1) / each), n_groups);
-    int     bytes = (int)sizeof(struct nib_wide_memory);
+    int     bytes = (int)sizeof(struct nib_wide_experts_memory);
     cudaFuncSetAttribute(wide_experts<type, narrow>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     nib_launch_cluster(s, grid.x % 2 == 0 ? 2 : 1, wide_experts<type, narrow>, grid, kWideThreads, (size_t)bytes, *a);
 }

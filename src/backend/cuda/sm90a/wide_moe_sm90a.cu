@@ -18,9 +18,17 @@ static __global__ void __launch_bounds__(kGroupsThreads) make_groups(const struc
     nib_groups_block(a, counts, buffer);
 }
 
-/* A warp makes 32 rows of a block of columns of a group, as make_image does. */
+static __global__ void row_exponents(const struct nib_act x, int32_t first, int32_t n, int32_t *exponent)
+{
+    nib_grid_start();
+    nib_wide_exponents(x, first, n, exponent);
+}
+
+/* A warp makes 32 rows of a block of columns of a group, as make_image does. exponent: of FP8 rows. */
+template <bool fp8>
 static __global__ void gather_rows(const struct nib_act x, int32_t first, int32_t top_k, const int32_t *pair,
-                                   const struct nib_wide_groups groups, uint16_t *routed, uint16_t *shared)
+                                   const int32_t *exponent, const struct nib_wide_groups groups, uint16_t *routed,
+                                   uint16_t *shared)
 {
     nib_grid_start();
     struct nib_wide_group g = nib_wide_group_of(groups, (int32_t)blockIdx.z);
@@ -29,8 +37,10 @@ static __global__ void gather_rows(const struct nib_act x, int32_t first, int32_
     if (g.none || block >= n_blocks || row >= eights * 8)
         return;
     uint4 v[8] = {};
-    if (row < g.count)
-        nib_wide_load<false>(x, first + (g.shared ? g.row + row : pair[g.row + row] / top_k), block, 0, v);
+    if (row < g.count) {
+        int32_t t = g.shared ? g.row + row : pair[g.row + row] / top_k;
+        nib_wide_load<fp8>(x, first + (int64_t)t, block, fp8 ? exponent[t] : 0, v);
+    }
     int64_t at = (int64_t)g.place * n_blocks + (int64_t)block * eights;
     nib_wide_put((g.shared ? shared : routed) + at * kGroupHalves, row, v);
 }
@@ -57,11 +67,13 @@ static bool is_narrow(const struct nib_weight *w)
     return w->type == NIB_WEIGHT_NVFP4 || w->type == NIB_WEIGHT_MXFP4;
 }
 
-static bool all_tiled(const struct nib_moe_args *a)
+/* All weights multiply rows of this format, in tiles. Hidden FP8 rows are quantised by whole blocks of 128 channels. */
+static bool all_tiled(const struct nib_moe_args *a, enum nib_act_format act)
 {
     const struct nib_weight *w[6] = {a->w1, a->w3, a->w2, a->sw1, a->sw3, a->sw2};
     for (int i = 0; i < 6; i++)
-        if (nib_cuda_matrix_of(w[i])->layout != NIB_CUDA_TILED || w[i]->act != NIB_ACT_PLAIN)
+        if (nib_cuda_matrix_of(w[i])->layout != NIB_CUDA_TILED || w[i]->act != act ||
+            (act == NIB_ACT_FP8 && w[i]->n_in % 128 != 0))
             return false;
     return is_narrow(a->w1) && is_narrow(a->w2) && a->w1->type == a->w3->type && a->sw1->type == a->sw3->type;
 }
@@ -70,11 +82,15 @@ bool nib_cuda_wide_experts_takes(const struct nib_stream *s, const struct nib_mo
 {
     const struct nib_mat  *x = &a->x.plain;
     const struct nib_dims *d = &s->dims;
-    if (s->arch != 90 || n <= NIB_CUDA_MANY_ROWS || n > s->moe.n_rows || !all_tiled(a))
+    if (s->arch != 90 || n <= NIB_CUDA_MANY_ROWS || n > s->moe.n_rows || a->y.dtype != NIB_DTYPE_BF16)
         return false;
-    if (a->y.dtype != NIB_DTYPE_BF16 || x->dtype != NIB_DTYPE_BF16 || x->stride % 8 != 0 ||
-        (uintptr_t)x->data % 16 != 0)
+    if (a->w1->act == NIB_ACT_FP8) {
+        if (!all_tiled(a, NIB_ACT_FP8) || a->x.codes_stride % 4 != 0 || (uintptr_t)a->x.codes % 4 != 0)
+            return false;
+    } else if (!all_tiled(a, NIB_ACT_PLAIN) || x->dtype != NIB_DTYPE_BF16 || x->stride % 8 != 0 ||
+               (uintptr_t)x->data % 16 != 0) {
         return false;
+    }
     /* The image of the rows lies where down writes its results, that of the inner rows where their parts would. */
     struct room r = room_of(a, n);
     int64_t     rows = s->moe.n_rows, pairs = rows * d->top_k, inner = pairs * d->n_inner + rows * d->n_inner_shared;
@@ -119,14 +135,22 @@ enum nib_status nib_cuda_wide_experts(struct nib_stream *s, const struct nib_moe
     nib_launch(s, make_groups, 1, kGroupsThreads, counts, list);
 
     e.groups = {m->segment, m->n_segments, r.groups, n};
+    e.top_k = a->top_k;
     e.pair = m->pair;
     e.limit = a->limit;
     e.y_shared = pairs;
     e.image[0] = image;
     e.image[1] = image + r.routed * 8 * a->x.cols;
     dim3 grid(kWideRows / 32, (unsigned)(n_blocks + 7) / 8, (unsigned)(r.groups + r.shared_groups));
-    nib_launch(s, gather_rows, grid, 256, 0, a->x, first, a->top_k, m->pair, e.groups, image,
-               image + r.routed * 8 * a->x.cols);
+    if (a->w1->act == NIB_ACT_FP8) {
+        e.exponent = m->exponent;
+        nib_launch(s, row_exponents, (unsigned)(n + 7) / 8, 256, 0, a->x, first, n, m->exponent);
+        nib_launch(s, gather_rows<true>, grid, 256, 0, a->x, first, a->top_k, m->pair, m->exponent, e.groups, image,
+                   image + r.routed * 8 * a->x.cols);
+    } else {
+        nib_launch(s, gather_rows<false>, grid, 256, 0, a->x, first, a->top_k, m->pair, m->exponent, e.groups, image,
+                   image + r.routed * 8 * a->x.cols);
+    }
 
     e.w[0][0] = *nib_cuda_matrix_of(a->w1);
     e.w[0][1] = *nib_cuda_matrix_of(a->w3);

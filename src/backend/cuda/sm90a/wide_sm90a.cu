@@ -21,17 +21,10 @@ struct image {
     int32_t   n_rows, tile_rows;
 };
 
-/* Powers of two that bring rows of FP8 near 1; a block a row. */
-static __global__ void row_exponents(const struct nib_act x, int32_t first, int32_t *exponent)
+static __global__ void row_exponents(const struct nib_act x, int32_t first, int32_t n, int32_t *exponent)
 {
     nib_grid_start();
-    __shared__ uint32_t buffer[32];
-    uint32_t            most = 0;
-    for (int32_t i = threadIdx.x; i < x.cols; i += blockDim.x)
-        most = max(most, __float_as_uint(nib_act_get(x, (int64_t)first + blockIdx.x, i)) & 0x7fffffffu);
-    int32_t e = nib_exponent_of(nib_block_max_u32(most, buffer));
-    if (threadIdx.x == 0)
-        exponent[blockIdx.x] = e;
+    nib_wide_exponents(x, first, n, exponent);
 }
 
 /* A warp makes 32 rows of a block: a lane reads its row's 128 bytes, and the warp writes neighbouring rows together.
@@ -60,20 +53,25 @@ struct wide_args {
     bool                   by_eights;              /* y is bf16, and eight outputs are one access */
 };
 
-NIB_DEVICE float scaled(const struct wide_args &a, float sum, float alpha, int32_t row)
+NIB_DEVICE struct nib_wide_factor factor_of(const struct wide_args &a, const struct nib_wide_alpha &alpha, int32_t row)
 {
-    return a.x.exponent ? (float)scalbn((double)sum * (double)alpha, a.x.exponent[row]) : sum * alpha;
+    return nib_wide_factor_of(alpha, a.x.exponent && row < a.x.n_rows ? a.x.exponent[row] : 0);
+}
+
+NIB_DEVICE float scaled(float sum, const struct nib_wide_factor &by)
+{
+    return sum * by.first * by.second;
 }
 
 /* Straight from registers: where what is asked for does not lie in 16 bytes. */
 template <int N> NIB_DEVICE void store_singly(const struct wide_args &a, int32_t o, int lane, const float (&acc)[N / 2])
 {
-    float alpha = nib_alpha_of(a.w, 0);
+    struct nib_wide_alpha alpha = nib_wide_alpha_of(nib_alpha_of(a.w, 0));
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         int32_t row = (int32_t)blockIdx.y * N + i / 4 * 8 + 2 * (lane % 4) + i % 2, out = o + lane / 4 + i % 4 / 2 * 8;
         if (row < a.x.n_rows && out < a.w.n_out)
-            nib_mat_set(a.y, row, out, scaled(a, acc[i], alpha, row));
+            nib_mat_set(a.y, row, out, scaled(acc[i], factor_of(a, alpha, row)));
     }
 }
 
@@ -82,17 +80,16 @@ template <int N> NIB_DEVICE void store_singly(const struct wide_args &a, int32_t
 template <int N> NIB_DEVICE void store(const struct wide_args &a, int32_t o, uint8_t *memory, const float (&acc)[N / 2])
 {
     constexpr int stride = 72;
-    float         alpha = nib_alpha_of(a.w, 0);
     int           lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = threadIdx.x / 128;
     uint16_t     *tile = (uint16_t *)memory + group * (N * stride);
     int32_t       row0 = (int32_t)blockIdx.y * N;
+    struct nib_wide_alpha alpha = nib_wide_alpha_of(nib_alpha_of(a.w, 0));
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
-        int32_t  row = row0 + i * 8 + 2 * (lane % 4), row1 = row + 1;
-        row = min(row, a.x.n_rows - 1);
-        row1 = min(row1, a.x.n_rows - 1);
-        uint32_t low = nib_pack_bf16x2(scaled(a, acc[4 * i], alpha, row), scaled(a, acc[4 * i + 1], alpha, row1));
-        uint32_t high = nib_pack_bf16x2(scaled(a, acc[4 * i + 2], alpha, row), scaled(a, acc[4 * i + 3], alpha, row1));
+        int32_t                row = row0 + i * 8 + 2 * (lane % 4);
+        struct nib_wide_factor by = factor_of(a, alpha, row), by1 = factor_of(a, alpha, row + 1);
+        uint32_t low = nib_pack_bf16x2(scaled(acc[4 * i], by), scaled(acc[4 * i + 1], by1));
+        uint32_t high = nib_pack_bf16x2(scaled(acc[4 * i + 2], by), scaled(acc[4 * i + 3], by1));
         nib_store_transposed(tile + (i * 8 + lane % 8) * stride + warp * 16 + lane / 8 % 2 * 8, low, high);
     }
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
@@ -208,7 +205,7 @@ enum nib_status nib_cuda_wide(struct nib_stream *s, const struct nib_act *x, int
             ready[quant] = {s->parts + at, fp8 ? exponent : NULL, n, tile_rows};
             at += ((int64_t)n_tiles * tile_rows * x->cols + 63) / 64 * 64;
             if (fp8) {
-                nib_launch(s, row_exponents, (unsigned)n, 256, 0, *x, first, exponent);
+                nib_launch(s, row_exponents, (unsigned)(n + 7) / 8, 256, 0, *x, first, n, exponent);
                 nib_launch(s, make_image<true>, grid, 256, 0, *x, first, ready[quant]);
             } else {
                 nib_launch(s, make_image<false>, grid, 256, 0, *x, first, ready[quant]);
