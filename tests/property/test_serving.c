@@ -15,10 +15,10 @@
 #include "nibble.h"
 #include "support/serving_support.h"
 
-static void test_neighbours(void **state)
+static void check_neighbours(enum nib_act_quant act_quant)
 {
-    (void)state;
     static const int32_t settings[][4] = {{4, 0, 0, 512}, {10, 12, 0, 70}, {3, 3, 0, 200}};
+    serving_act_quant_set(act_quant);
     struct job *jobs = jobs_make();
     struct alone *alone = jobs_alone(jobs, N_JOBS);
     for (size_t k = 0; k < sizeof settings / sizeof settings[0]; k++) {
@@ -33,8 +33,21 @@ static void test_neighbours(void **state)
         assert_true(settings[k][1] > 0 ? stats.n_prefix_hits > 0 : stats.n_prefix_hits == 0);
         server_close(&r);
     }
+    serving_act_quant_set(NIB_ACT_QUANT_NONE);
     free(alone);
     free(jobs);
+}
+
+static void test_neighbours(void **state)
+{
+    (void)state;
+    check_neighbours(NIB_ACT_QUANT_NONE);
+}
+
+static void test_neighbours_int8(void **state)
+{
+    (void)state;
+    check_neighbours(NIB_ACT_QUANT_INT8);
 }
 
 /* B86, B44: everyone wants more than there is. Some give up their place and come back; nobody's text changes. */
@@ -457,7 +470,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pool_full),           cmocka_unit_test(test_neighbours),
-        cmocka_unit_test(test_told),
+        cmocka_unit_test(test_neighbours_int8),     cmocka_unit_test(test_told),
         cmocka_unit_test(test_too_long),            cmocka_unit_test(test_hits),
         cmocka_unit_test(test_interleaved),
         cmocka_unit_test(test_same_prompt_at_once), cmocka_unit_test(test_cancelled),

@@ -247,6 +247,7 @@ static void test_soak(void **state)
     (void)state;
     struct nib_options o;
     nib_options_init(&o);
+    o.backend = "cpu";
     o.n_ctx = N_CTX;
     o.n_seqs_max = N_SEQS;
     o.n_rows_max = 140 * N_SEQS;

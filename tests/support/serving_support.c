@@ -109,6 +109,25 @@ void job_check(const struct job *j, const struct alone *a)
 
 /* ---- Settings ---- */
 
+static enum nib_act_quant g_act_quant = NIB_ACT_QUANT_NONE;
+
+void serving_act_quant_set(enum nib_act_quant q)
+{
+    g_act_quant = q;
+}
+
+static struct nib_options options_of(int32_t n_seqs)
+{
+    struct nib_options o;
+    nib_options_init(&o);
+    o.backend = "cpu";
+    o.n_ctx = 1280;
+    o.n_seqs_max = n_seqs;
+    o.n_threads = 1;
+    o.act_quant = g_act_quant;
+    return o;
+}
+
 struct serving server_open(int32_t n_running, int32_t n_kept, int32_t n_pages, int32_t n_prefill)
 {
     return server_open_drafting(n_running, n_kept, n_pages, n_prefill, 0);
@@ -117,14 +136,10 @@ struct serving server_open(int32_t n_running, int32_t n_kept, int32_t n_pages, i
 struct serving server_open_drafting(int32_t n_running, int32_t n_kept, int32_t n_pages, int32_t n_prefill, int32_t n_drafts)
 {
     struct serving r;
-    struct nib_options o;
+    struct nib_options o = options_of(n_running + n_kept);
     struct nib_server_options so;
     struct nib_error err = {0};
-    nib_options_init(&o);
-    o.n_ctx = 1280;
-    o.n_seqs_max = n_running + n_kept;
     o.n_kv_pages = n_pages;
-    o.n_threads = 1;
     o.n_drafts = n_drafts == NIB_DRAFTS_AUTO ? 8 : n_drafts;
     o.n_rows_max = 256 + n_running * o.n_drafts;
     r.f = fixture_open(MODEL_NVFP4, &o);
@@ -170,11 +185,8 @@ struct job *jobs_make(void)
 
 struct alone *jobs_alone(const struct job *jobs, int32_t n_jobs)
 {
-    struct nib_options o;
+    const struct nib_options o = options_of(1);
     struct alone *a = calloc((size_t)n_jobs, sizeof *a);
-    nib_options_init(&o);
-    o.n_ctx = 1280;
-    o.n_threads = 1;
     struct fixture f = fixture_open(MODEL_NVFP4, &o);
     for (int32_t i = 0; i < n_jobs; i++)
         job_run_alone(f.engine, &jobs[i], &a[i]);

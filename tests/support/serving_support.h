@@ -40,6 +40,10 @@ struct alone {
 void job_run_alone(struct nib_engine *e, const struct job *j, struct alone *out);
 void job_check(const struct job *j, const struct alone *a); /* bit for bit */
 
+/* How servers and jobs alone quantise activations from now on: none until told otherwise. Both are on the cpu backend, where
+ * bits must not depend on company; a card's kernels differ between few and many rows (docs/contracts.md). */
+void serving_act_quant_set(enum nib_act_quant q);
+
 /* A server of the bundled model on one thread, with contexts of 1280 tokens. */
 struct serving {
     struct fixture     f;
