@@ -80,6 +80,11 @@ struct nib_options {
     uint32_t           cpu_mask;   /* CPU features that may be used; ~0 */
     const char        *cpu;        /* level of the cpu backend's kernels: "c", "avx2", "avx512", "vnni", "neon" or
                                       "dotprod", refused where the machine lacks it; NULL: the machine's best */
+    /* cuda: file in which it is kept what the self-test of kernels that have not run on hardware yet found on this card
+     * with this driver and program, so that it does not run at every open. Made where it is missing, with its
+     * folders; where it is damaged, not ours or cannot be written, the test runs and nothing fails. NULL: it always
+     * runs. */
+    const char        *selftest_file;
     /* For finding faults; docs/tracing.md. Both make steps many times slower. */
     const char        *trace;      /* file that gets a line of JSON for every op; NULL */
     const char        *compare;    /* "ref": run every op there too, and fail at the first result out of bounds; NULL */

@@ -253,6 +253,8 @@ void cli_engine_options_init(struct cli_engine_options *e)
          .help = "format in which context rows are kept; bf16"},
         {.name = "--numerics", .kind = CLI_KIND_CHOICE, .value = &e->numerics, .choices = numerics_names,
          .help = "release: round wherever the published inference code rounds;\nsets --act-quant fp8 and --kv fp8"},
+        {.name = "--selftest-again", .kind = CLI_KIND_FLAG, .value = &e->selftest_again,
+         .help = "forget what the self-test of a card's kernels found before"},
         {.name = "--trace", .kind = CLI_KIND_TEXT, .value = &e->trace, .metavar = "FILE",
          .help = "write every op's shapes, time and results' checksums there (docs/tracing.md); slow"},
         {.name = "--compare", .kind = CLI_KIND_CHOICE, .value = &e->compare, .choices = compare_names,

@@ -53,12 +53,12 @@ bool cli_parse(const struct cli_syntax *s, int argc, char **argv, int *exit_code
 struct cli_engine_options {
     const char       *model; /* NULL: the bundled model */
     int32_t           backend, threads, ctx, act_quant, kv, numerics;
-    bool              act_quant_given, kv_given, verbose;
+    bool              act_quant_given, kv_given, verbose, selftest_again;
     int32_t           cpu;     /* index into cli_cpu_names; 0: the machine's best */
     const char       *trace;   /* NULL: none */
     int32_t           compare; /* 1: with ref */
     int32_t           drafts;  /* index into cli_draft_names; only run has the option */
-    struct cli_option table[11];
+    struct cli_option table[12];
     int               n_table;
 };
 void cli_engine_options_init(struct cli_engine_options *e);

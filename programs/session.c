@@ -63,6 +63,25 @@ int session_find(struct session *s, const struct cli_engine_options *options)
     return CLI_OK;
 }
 
+/* $XDG_CACHE_HOME is to be ignored where it is not absolute, says its specification. */
+static void find_selftest_file(struct session *s)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    bool        given = cache && cache[0] == '/';
+    int         n = 0;
+    if (given || (home && home[0] == '/'))
+        n = snprintf(s->selftest_file, sizeof s->selftest_file, "%s%s/nibble/selftest", given ? cache : home,
+                     given ? "" : "/.cache");
+    if (n < 0 || (size_t)n >= sizeof s->selftest_file)
+        s->selftest_file[0] = '\0';
+}
+
+void session_test_again(const struct session *s)
+{
+    if (s->selftest_file[0])
+        (void)unlink(s->selftest_file);
+}
+
 int session_open(struct session *s, const struct cli_engine_options *options)
 {
     struct nib_error err = {0};
@@ -74,6 +93,9 @@ int session_open(struct session *s, const struct cli_engine_options *options)
     if (status != NIB_OK)
         return session_fail(status, &err);
     s->info = nib_model_get_info(s->model);
+    find_selftest_file(s);
+    if (options->selftest_again)
+        session_test_again(s);
     if (options->ctx > s->info->n_ctx_max)
         return cli_usage("--ctx: %d is out of range; the model was made for 1 to %d tokens", options->ctx,
                          s->info->n_ctx_max);
@@ -114,6 +136,7 @@ int session_engine_options(const struct session *s, int32_t n_rows_max, bool mtp
         out->n_kv_pages = (n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS + 2;
     }
     out->n_drafts = o->drafts < CLI_DRAFTS_AUTO ? o->drafts : s->info->has_mtp ? CLI_DRAFTS_MAX : 0;
+    out->selftest_file = s->selftest_file[0] ? s->selftest_file : NULL;
     out->trace = o->trace;
     out->compare = o->compare ? "ref" : NULL;
     if (out->numerics != NIB_NUMERICS_RELEASE)

@@ -13,6 +13,7 @@ struct session {
     const struct cli_engine_options *options;
     const char                      *dir; /* of the checkpoint */
     char                             dir_buffer[4096];
+    char                             selftest_file[4096]; /* of the user's cache folder; "" if there is none */
     bool                             bundled; /* no -m was given */
     bool                             forks;   /* set before the engine is opened: room for one fork of the sequence */
     struct nib_model                *model;
@@ -34,6 +35,9 @@ int session_find(struct session *s, const struct cli_engine_options *options);
 /* Find and open the checkpoint. *s is initialised whatever happens; session_close ends it. The options must outlive
  * it. Returns an exit code, as the next three do. */
 int session_open(struct session *s, const struct cli_engine_options *options);
+
+/* Forget what self-tests of kernels found, so that they run again when the engine is opened. */
+void session_test_again(const struct session *s);
 
 int session_open_tokenizer(struct session *s);
 

@@ -433,6 +433,7 @@ struct nib_backend_config {
     int32_t         n_threads; /* 0: all cores */
     uint32_t        cpu_mask;  /* CPU features allowed, ~0u: all; see cpu/ */
     const char     *cpu_level; /* cpu: kernels of this level and those below it, by name; NULL: the best allowed */
+    const char     *selftest_file; /* cuda: as nib_options has it; NULL: none. open() takes a copy */
 };
 
 struct nib_backend; /* one opened device; owns its memory and stream */

@@ -88,7 +88,7 @@ enum nib_status nib_engine_open(struct nib_model *m, const struct nib_options *o
     status = check_memory(m, &e->options, err);
     if (status == NIB_OK)
         status = open_parts(e, err);
-    e->options.cpu = NULL; /* the caller's text; the backend has taken what it says */
+    e->options.cpu = e->options.selftest_file = NULL; /* the caller's text; the backend has taken what it says */
     if (status != NIB_OK)
         goto fail;
     status = nib_observer_open(e, err);

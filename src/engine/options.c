@@ -97,7 +97,7 @@ struct nib_backend_config nib_backend_config_for(const struct nib_config *c, con
                  .n_index_heads = c->n_index_heads, .index_dim = c->index_dim, .index_top_k = c->index_top_k,
                  .n_experts = c->n_experts, .top_k = c->top_k, .n_inner = c->n_inner, .n_inner_shared = c->n_inner * c->n_shared,
                  .vocab = c->vocab},
-        .n_threads = o->n_threads, .cpu_mask = o->cpu_mask, .cpu_level = o->cpu};
+        .n_threads = o->n_threads, .cpu_mask = o->cpu_mask, .cpu_level = o->cpu, .selftest_file = o->selftest_file};
 }
 
 struct nib_pool_config nib_pool_config_for(const struct nib_config *c, const struct nib_options *o)

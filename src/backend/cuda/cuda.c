@@ -170,6 +170,7 @@ static void backend_close(struct nib_backend *b)
     if (s->handle)
         (void)cudaStreamDestroy(s->handle);
     (void)cudaGetLastError();
+    free(s->selftest_file);
     free(b);
 }
 
@@ -223,6 +224,7 @@ static enum nib_status backend_open(const struct nib_backend_config *c, struct n
     b->stream.arch = prop.major * 10 + prop.minor;
     b->stream.shared_most = (int32_t)prop.sharedMemPerBlockOptin;
     b->stream.cluster_most = prop.major == 12 ? 1 : 8; /* cards of 12.x gain nothing from clusters */
+    b->stream.selftest_file = c->selftest_file ? strdup(c->selftest_file) : NULL; /* without it they run again */
     enum nib_status status = open_parts(b, err);
     if (status != NIB_OK) {
         backend_close(b);

@@ -84,6 +84,7 @@ struct nib_cuda_blackwell {
     bool      on[NIB_ACT_INT8 + 1];
     char      why_not[NIB_ACT_INT8 + 1][240];
     bool      ops_on;       /* those of whole ops have passed theirs */
+    uint64_t  key;          /* card, driver and program to the file of self-tests; 0: not known yet */
     void     *encode;       /* cuTensorMapEncodeTiled, on sm_100a */
     uint8_t  *scales;       /* sm_100a: of a linear's rows, in the tensor core's layout */
     int64_t   scales_bytes;
@@ -157,6 +158,7 @@ struct nib_stream {
     int64_t              n_attend_max;
     struct nib_cuda_moe_scratch moe;
     struct nib_cuda_blackwell blackwell;
+    char                     *selftest_file; /* NULL: none */
     struct nib_cuda_records records;
     struct nib_cuda_jobs jobs;   /* waiting */
     struct nib_hc_post_args post; /* waiting too, for the hc_pre that follows (any/hc.cu) */

@@ -469,6 +469,12 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     return result(cudaSuccess);
 }
 
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = (int)setting("NIB_PTXSIM_DRIVER", 13000);
+    return result(cudaSuccess);
+}
+
 /* The driver's own calls: only its encoder of tensor maps is asked for. */
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *found)

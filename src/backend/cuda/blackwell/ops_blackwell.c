@@ -5,7 +5,7 @@
  * Rows arrive as every op hands them on (struct nib_act). A mixture: route, sort, both first products, SwiGLU with rows
  * again, the second product, weighted sum; the shared expert is three linears. Every launch has a shape that the host
  * knows. */
-#include "backend/cuda/blackwell/table_blackwell.h"
+#include "backend/cuda/blackwell/known_blackwell.h"
 
 #include <string.h>
 
@@ -74,10 +74,13 @@ enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, enum nib_act_form
     const char                *name = format == NIB_ACT_NVFP4 ? "NVFP4" : "FP8";
     char                      *why_not = x->why_not[format];
     if (!x->on[format] && why_not[0] == 0) {
-        enum nib_status status = nib_blackwell_selftest(s, format, why_not, sizeof x->why_not[format]);
-        if (status != NIB_OK)
-            return nib_error_set(err, status, "%s; activations other than %s do not need what was tested",
-                                 s->error.text, name);
+        if (!nib_blackwell_known(s, name, why_not, sizeof x->why_not[format])) {
+            enum nib_status status = nib_blackwell_selftest(s, format, why_not, sizeof x->why_not[format]);
+            if (status != NIB_OK)
+                return nib_error_set(err, status, "%s; activations other than %s do not need what was tested",
+                                     s->error.text, name);
+            nib_blackwell_keep(s, name, why_not);
+        }
         x->on[format] = why_not[0] == 0;
         x->ops_on = x->ops_on || x->on[format]; /* it ends with whole ops */
         if (!x->on[format])
@@ -97,9 +100,12 @@ enum nib_status nib_cuda_blackwell_ops_ready(struct nib_stream *s, enum nib_act_
     if (!x->family || x->ops_on || (format != NIB_ACT_FP8 && !x->family->ops_needed))
         return NIB_OK;
     if (why_not[0] == 0) {
-        enum nib_status status = x->family->selftest(s, why_not, sizeof x->why_not[NIB_ACT_PLAIN]);
-        if (status != NIB_OK)
-            return nib_error_set(err, status, "%s", s->error.text);
+        if (!nib_blackwell_known(s, "ops", why_not, sizeof x->why_not[NIB_ACT_PLAIN])) {
+            enum nib_status status = x->family->selftest(s, why_not, sizeof x->why_not[NIB_ACT_PLAIN]);
+            if (status != NIB_OK)
+                return nib_error_set(err, status, "%s", s->error.text);
+            nib_blackwell_keep(s, "ops", why_not);
+        }
         x->ops_on = why_not[0] == 0;
         if (!x->ops_on && !x->family->ops_needed)
             nib_cuda_device_failed("a kernel fails its self-test on this card: %s; the generic kernels run in place of those of "
