@@ -4,8 +4,8 @@
 #   cuda-check.sh --build JOBS     build the programs, and run every part if a card is here
 #   cuda-check.sh BIN PART...      BIN holds the programs (build-card/bin), built here or carried from another machine
 #
-# Run from the source folder. Parts: card, opcheck, golden, identity, drafts, commands, calibrate, sm120a, sanitizer,
-# bench. Each prints what it did; the last line is "N passed, N failed".
+# Run from the source folder. Parts: card, opcheck, golden, identity, drafts, commands, calibrate, sm100a, sm120a,
+# sanitizer, bench. Each prints what it did; the last line is "N passed, N failed".
 set -u
 if [ "$1" = --build ]; then
     if ! command -v nvcc >/dev/null; then
@@ -21,11 +21,11 @@ if [ "$1" = --build ]; then
     mv build-card.log build-card/build.log
     if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
         echo "skipped: make check-cuda: no NVIDIA card here. The programs are built: carry this folder with build-card/bin to a machine"
-        echo "with one and run scripts/cuda-check.sh build-card/bin card opcheck golden identity drafts commands calibrate sm120a sanitizer bench"
+        echo "with one and run scripts/cuda-check.sh build-card/bin card opcheck golden identity drafts commands calibrate sm100a sm120a sanitizer bench"
         echo "1 passed, 0 failed"
         exit 0
     fi
-    set -- build-card/bin card opcheck golden identity drafts commands calibrate sm120a sanitizer bench
+    set -- build-card/bin card opcheck golden identity drafts commands calibrate sm100a sm120a sanitizer bench
 fi
 bin=$1
 shift
@@ -60,6 +60,12 @@ for part in "$@"; do
     commands) check commands sh tests/cuda/commands_card.sh "$bin" ;;
     calibrate) # Hopper's products against what the PTX simulator is held to
         check calibrate "$bin/calibrate_sm90a" check tests/data/goldens/sm90a/calibrate_h200.bin ;;
+    sm100a) # the products, experts and rows of B200's kind on this card, tensor memory and tcgen05 emulated; broken ones
+        check "sm100a" "$bin/parts_sm100a"
+        check "sm100a broken" "$bin/parts_sm100a" broken
+        for tool in memcheck racecheck initcheck synccheck; do
+            check "sm100a $tool" compute-sanitizer --tool $tool --error-exitcode 9 "$bin/parts_sm100a"
+        done ;;
     sm120a) # the products of RTX cards on this one, their instruction emulated, and their attention
         check "sm120a" "$bin/parts_sm120a"
         check "sm120a attention" "$bin/parts_attend_sm120a"

@@ -1,17 +1,10 @@
-/* Wrappers of what Blackwell's tensor cores need, an instruction each: mbarriers, tensor copies, tensor memory,
- * tcgen05. Shared memory is named by 32-bit addresses of the CTA's own window. docs/kernels/sm100a.md tells the
- * protocol. */
+/* Wrappers of what Blackwell's tensor cores need, an instruction each: tensor memory, tcgen05, copies of pairs.
+ * docs/kernels/sm100a.md tells the protocol. */
 #ifndef NIB_CUDA_TCGEN05_CUH
 #define NIB_CUDA_TCGEN05_CUH
 
-#include <stdint.h>
-
-#define NIB_INLINE static __device__ __forceinline__
-
-NIB_INLINE uint32_t nib_shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
+#include "backend/cuda/device/tensor_copies.cuh"
+#include "backend/cuda/device/tensor_operands.cuh"
 
 /* True in one lane of a converged warp. */
 NIB_INLINE bool nib_elect(void)
@@ -21,94 +14,7 @@ NIB_INLINE bool nib_elect(void)
     return chosen != 0;
 }
 
-/* ---- mbarriers ---- */
-
-NIB_INLINE void nib_mbar_init(uint32_t bar, uint32_t count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-
-/* Initialised barriers become visible to the asynchronous proxy and to the cluster. */
-NIB_INLINE void nib_mbar_init_fence(void)
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-NIB_INLINE void nib_mbar_expect(uint32_t bar, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-
-NIB_INLINE void nib_mbar_arrive(uint32_t bar)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-
-/* bar: an address of the cluster's window (nib_map_rank). */
-NIB_INLINE void nib_mbar_arrive_cluster(uint32_t bar)
-{
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-
-/* Until the phase of this parity is complete. */
-NIB_INLINE void nib_mbar_wait(uint32_t bar, uint32_t parity)
-{
-    uint32_t done;
-    do {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
-
-/* The same, with what other CTAs of the cluster wrote before they arrived. */
-NIB_INLINE void nib_mbar_wait_cluster(uint32_t bar, uint32_t parity)
-{
-    uint32_t done;
-    do {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.b32 %0, 1, 0, p;\n}"
-                     : "=r"(done)
-                     : "r"(bar), "r"(parity)
-                     : "memory");
-    } while (!done);
-}
-
-/* ---- Clusters ---- */
-
-NIB_INLINE uint32_t nib_cluster_rank(void)
-{
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-/* The address in the cluster's window of what has `address` in the CTA of this rank. */
-NIB_INLINE uint32_t nib_map_rank(uint32_t address, uint32_t rank)
-{
-    uint32_t mapped;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-    return mapped;
-}
-
-NIB_INLINE void nib_cluster_sync(void)
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/* ---- Tensor copies ---- */
-
-/* A box to this CTA's shared memory; its bytes are counted at `bar`. */
-NIB_INLINE void nib_tensor_load(uint32_t to, const void *map, int32_t x, int32_t y, uint32_t bar)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-                 "%3}], [%4];" ::"r"(to),
-                 "l"(map), "r"(x), "r"(y), "r"(bar)
-                 : "memory");
-}
-
-/* The same where `bar` may be the pair's other CTA's. */
+/* nib_tensor_load() where `bar` may be the pair's other CTA's. */
 NIB_INLINE void nib_tensor_load_pair(uint32_t to, const void *map, int32_t x, int32_t y, uint32_t bar)
 {
     asm volatile("cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
@@ -202,13 +108,7 @@ NIB_INLINE void nib_tmem_wait_store(void)
     asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory");
 }
 
-/* What this thread wrote to shared memory becomes visible to tensor cores and copies. */
-NIB_INLINE void nib_proxy_fence(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* The same of 16 columns. */
+/* nib_tmem_load32() of 16 columns. */
 NIB_INLINE void nib_tmem_load16(uint32_t address, uint32_t r[16])
 {
     asm volatile(
@@ -319,58 +219,6 @@ template <int N_CTAS> NIB_INLINE void nib_tcgen05_commit(uint32_t bar)
                 bar),
             "h"((uint16_t)3)
             : "memory");
-}
-
-/* ---- Descriptors ---- */
-
-/* K-major rows of 128 bytes under the 128-byte swizzle: groups of 8 rows are 1024 bytes apart. */
-NIB_INLINE uint64_t nib_matrix_sw128(uint32_t address)
-{
-    return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 46 | 2ull << 61;
-}
-
-/* K-major rows of 64 bytes under the 64-byte swizzle: groups of 8 rows are 512 bytes apart. */
-NIB_INLINE uint64_t nib_matrix_sw64(uint32_t address)
-{
-    return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | 32ull << 32 | 1ull << 46 | 4ull << 61;
-}
-
-/* Rows of k, 128 bytes of m or n each, under that swizzle: groups of 8 rows are 1024 bytes apart, the next 64 bf16
- * values of m or n `next` bytes. */
-NIB_INLINE uint64_t nib_matrix_along(uint32_t address, uint32_t next)
-{
-    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(next >> 4) << 16 | 64ull << 32 | 1ull << 46 | 2ull << 61;
-}
-
-/* An atom of scales: 32 rows of 16 bytes, groups of 8 rows 128 bytes apart. */
-NIB_INLINE uint64_t nib_matrix_scales(uint32_t address)
-{
-    return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | 8ull << 32 | 1ull << 46;
-}
-
-/* Types 0 for E4M3 and 5 for E2M1, with UE8M0 scales in byte `id` of their words, dense, K-major. */
-NIB_INLINE constexpr uint32_t nib_instruction_mx(int m, int n, uint32_t a_type, uint32_t b_type, uint32_t id)
-{
-    return id << 4 | a_type << 7 | b_type << 10 | (uint32_t)(n >> 3) << 17 | 1u << 23 | (uint32_t)(m >> 7) << 27 | id << 29;
-}
-
-/* bf16 times bf16, sums in fp32; an operand is K-major, or else read along m or n. */
-NIB_INLINE constexpr uint32_t nib_instruction_half(int m, int n, bool a_along_m, bool b_along_n)
-{
-    return 1u << 4 | 1u << 7 | 1u << 10 | (uint32_t)a_along_m << 15 | (uint32_t)b_along_n << 16 |
-           (uint32_t)(n >> 3) << 17 | (uint32_t)(m >> 4) << 24;
-}
-
-/* E2M1 times E2M1 with UE8M0 scales of 32 values in bytes `id` (0 or 2) and the next of their words, dense, K-major. */
-NIB_INLINE constexpr uint32_t nib_instruction_mxfp4(int m, int n, uint32_t id)
-{
-    return id << 4 | 1u << 7 | 1u << 10 | (uint32_t)(n >> 3) << 17 | 1u << 23 | (uint32_t)(m >> 7) << 27 | id << 29;
-}
-
-/* E2M1 times E2M1 with UE4M3 scales, dense, K-major. */
-NIB_INLINE constexpr uint32_t nib_instruction_nvfp4(int m, int n)
-{
-    return 1u << 7 | 1u << 10 | (uint32_t)(n >> 3) << 17 | (uint32_t)(m >> 7) << 27;
 }
 
 #endif
