@@ -113,6 +113,7 @@ kv_insert 11 2
 compress 3 2
 index_select 3 1
 attend 3 1
+attend 3 1 --format nvfp4 --rows many
 o_a 11 2
 moe 6 1
 moe 3 1 --rows many

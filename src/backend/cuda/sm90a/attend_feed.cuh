@@ -31,7 +31,8 @@ struct shared {
     float2   total[2][2][128];            /* of items in turns, of each warpgroup's tiles */
     float    angle[2][kRot];              /* of items in turns */
     float    head_most[kHeads], head_total[kHeads];
-    uint64_t full[kStages][2], empty[kStages][2], q_full, q_empty, angles;
+    uint64_t full[kStages][2], empty[kStages][2], q_full, q_empty;
+    uint64_t angles[2]; /* each turn's own: of short items the next one's may come before the last one's were waited for */
 };
 constexpr int kAlign = 1024; /* of what wgmma reads with a swizzle of 128 bytes */
 static_assert(sizeof(struct shared) + kAlign <= 227 * 1024, "a block's memory must fit");
@@ -76,11 +77,11 @@ NIB_DEVICE void pair_sync(int what, int warp)
 {
     asm volatile("bar.sync %0, 64;" ::"r"(1 + what * 4 + warp) : "memory");
 }
-constexpr int kFirstReady = 0, kSecondReady = 1, kBothDone = 2;
+constexpr int kFirstReady = 0, kSecondReady = 1; /* which warpgroup arrives there, the other one waits */
 
 NIB_DEVICE void consumers_sync(void)
 {
-    asm volatile("bar.sync 13, 256;" ::: "memory");
+    asm volatile("bar.sync 9, 256;" ::: "memory");
 }
 
 NIB_DEVICE void proxy_fence(void)
@@ -317,7 +318,7 @@ NIB_DEVICE void feed_angles(const struct nib_attend_args &a, const struct nib_ro
     sincos((double)((float)(rows.pos[it.t] - rows.first_pos) * a.rope.freq[i]), &sine, &cosine);
     m->angle[turn][i] = (float)cosine;
     m->angle[turn][kRot / 2 + i] = (float)sine;
-    nib_barrier_arrive(&m->angles);
+    nib_barrier_arrive(&m->angles[turn]);
 }
 
 NIB_DEVICE void place_wait(struct shared *m, uint32_t c, int side)

@@ -116,6 +116,13 @@ NIB_DEVICE void start_sums(struct shared *m, uint32_t c, const uint4 (&p)[kTile 
     nib_wgmma_commit();
 }
 
+/* Products read weights from their registers until this. */
+NIB_DEVICE void end_sums(float (&o)[128])
+{
+    nib_wgmma_wait();
+    settled(o);
+}
+
 /* ---- Weights: a thread holds heads 16 * warp + lane / 4 (+ 8) ---- */
 
 struct softmax {
@@ -165,13 +172,11 @@ NIB_DEVICE void as_operand(const float (&s)[32], uint4 (&p)[kTile / 16])
     }
 }
 
-/* Weights of a tile of which n rows are there. fp32 queries: the scores of a head's two parts belong together. scaled: p
- * has the row scales, plain has not. */
-template <bool f32, bool scaled>
-NIB_DEVICE void weigh(float (&s)[32], int32_t n, int lane, const float *row_scale, struct softmax *w, float shrink[2],
-                      uint4 (&p)[kTile / 16], uint4 (&plain)[kTile / 16])
+/* Scores of a tile of which n rows are there become weights. fp32 queries: the scores of a head's two parts belong
+ * together, and its weights stand where the first part's did. */
+template <bool f32> NIB_DEVICE void weigh(float (&s)[32], int32_t n, int lane, struct softmax *w, float shrink[2])
 {
-    float top[2] = {w->most[0], w->most[1]}, least[2];
+    float top[2] = {w->most[0], w->most[1]}, base[2];
 #pragma unroll
     for (int i = 0; f32 && i < 32; i++)
         s[i] = i / 2 % 2 == 0 ? s[i] + s[i + 2] : s[i - 2];
@@ -187,18 +192,25 @@ NIB_DEVICE void weigh(float (&s)[32], int32_t n, int lane, const float *row_scal
     for (int c = 0; c < 2; c++) {
         top[c] = fmaxf(top[c], __shfl_xor_sync(~0u, top[c], 1));
         top[c] = fmaxf(top[c], __shfl_xor_sync(~0u, top[c], 2));
-        least[c] = top[c] == -INFINITY ? 0 : top[c] * w->factor;
+        base[c] = top[c] == -INFINITY ? 0 : top[c];
     }
     raise(w, top, shrink);
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         if (f32 && i / 2 % 2)
             continue;
-        s[i] = power_of_2(fmaf(s[i], w->factor, -least[i / 2 % 2])); /* NaN passes */
+        s[i] = power_of_2((s[i] - base[i / 2 % 2]) * w->factor); /* at most 1 however large scores are; NaN passes */
         w->total[i / 2 % 2] += s[i];
     }
     if (f32)
         w->total[1] = w->total[0];
+}
+
+/* Weights as operands; scaled: p has the row scales, plain has not. */
+template <bool f32, bool scaled>
+NIB_DEVICE void as_operands(float (&s)[32], int lane, const float *row_scale, uint4 (&p)[kTile / 16],
+                            uint4 (&plain)[kTile / 16])
+{
     if (scaled) {
         as_operand<f32>(s, plain);
         scale_rows(row_scale, lane, s);
@@ -257,27 +269,24 @@ NIB_DEVICE void walk_first(struct shared *m, const struct item &it, uint32_t c, 
             score<scaled>(m, c, lane, s);
             if (base + 2 * kTile >= it.end)
                 query_release<parts>(m, lane);
-            weigh<f32, scaled>(s, it.end - base, lane, m->row_scale[c % kStages], w, shrink, p, plain);
+            weigh<f32>(s, it.end - base, lane, w, shrink);
+            as_operands<f32, scaled>(s, lane, m->row_scale[c % kStages], p, plain);
         }
         for (int k = 0; scaled && k < kTile / 16; k++)
             m->plain[k][threadIdx.x % 128] = plain[k];
         hand_over(m, kFirstReady, p, w->most);
         shrink_sums(o, shrink);
         start_sums<0, scaled>(m, c, p, plain, o);
-        if (second) {
-            take_over(m, kSecondReady, p, most);
-            raise(w, most, shrink);
-            side_wait(m, c + 1, 0);
-        }
-        nib_wgmma_wait();
-        settled(o);
+        end_sums(o);
         side_release(m, c, 0, lane);
         if (!second)
             break;
+        take_over(m, kSecondReady, p, most);
+        raise(w, most, shrink);
+        side_wait(m, c + 1, 0);
         shrink_sums(o, shrink);
         start_sums<0, scaled>(m, c + 1, p, plain, o);
-        nib_wgmma_wait();
-        settled(o);
+        end_sums(o);
         side_release(m, c + 1, 0, lane);
     }
 }
@@ -306,19 +315,20 @@ NIB_DEVICE void walk_second(struct shared *m, const struct item &it, uint32_t c,
         side_wait(m, c, 1);
         shrink_sums(o, shrink);
         start_sums<1, scaled>(m, c, p, plain, o);
-        if (second) { /* while the sums run */
-            weigh<f32, scaled>(s, it.end - base - kTile, lane, m->row_scale[(c + 1) % kStages], w, shrink, p, plain);
+        if (second) /* while the sums run */
+            weigh<f32>(s, it.end - base - kTile, lane, w, shrink);
+        end_sums(o);
+        if (second) { /* the registers of the first tile's weights are free */
+            settled(s);
+            as_operands<f32, scaled>(s, lane, m->row_scale[(c + 1) % kStages], p, plain);
             hand_over(m, kSecondReady, p, w->most);
         }
-        nib_wgmma_wait();
-        settled(o);
         side_release(m, c, 1, lane);
         if (!second)
             break;
         shrink_sums(o, shrink);
         start_sums<1, scaled>(m, c + 1, p, plain, o);
-        nib_wgmma_wait();
-        settled(o);
+        end_sums(o);
         side_release(m, c + 1, 1, lane);
     }
 }
@@ -335,7 +345,8 @@ NIB_DEVICE void add_totals(struct shared *m, int group, int turn, struct softmax
         w->total[c] += __shfl_xor_sync(~0u, w->total[c], 2);
     }
     m->total[turn][group][i] = make_float2(w->total[0], w->total[1]);
-    pair_sync(kBothDone, i / 32);
+    pair_arrive(group, i / 32); /* no weights are on their way any more */
+    pair_sync(1 - group, i / 32);
     float2 first = m->total[turn][0][i], second = m->total[turn][1][i];
     w->total[0] = first.x + second.x;
     w->total[1] = first.y + second.y;
@@ -553,27 +564,28 @@ template <int format, int parts, bool f32> static __global__ void __launch_bound
     struct shared *m = (struct shared *)(memory + (kAlign - nib_shared_address(memory) % kAlign) % kAlign);
     int32_t        i = (int32_t)blockIdx.x / parts, step = parts == 1 ? (int32_t)gridDim.x : n_items;
     uint32_t       c = 0; /* tiles so far */
-    int            turn = 0, phase = 0;
+    uint32_t       done = 0; /* items */
     if (threadIdx.x == 0) {
         for (int k = 0; k < kStages * 2; k++) {
             nib_barrier_init(&m->full[k / 2][k % 2], kFeeders);
             nib_barrier_init(&m->empty[k / 2][k % 2], 4);
         }
         nib_barrier_init(&m->q_full, kFeeders);
-        nib_barrier_init(&m->angles, kRot / 2);
+        nib_barrier_init(&m->angles[0], kRot / 2);
+        nib_barrier_init(&m->angles[1], kRot / 2);
         nib_barrier_init(&m->q_empty, kConsumers / 32);
     }
     __syncthreads();
     nib_grid_wait();
     if (threadIdx.x >= kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-        for (; i < n_items; i += step, turn ^= 1, phase++) {
+        for (; i < n_items; i += step, done++) {
             struct item it = item_of<parts, f32>(a, rows, first, i);
-            if (phase > 0)
-                nib_barrier_wait(&m->q_empty, (uint32_t)(phase - 1) & 1u);
+            if (done > 0)
+                nib_barrier_wait(&m->q_empty, (done - 1) & 1u);
             f32 ? feed_query_f32(a, it, m) : feed_query(a, it, m);
             format == NIB_ROW_BF16 ? feed_bf16(a, it, m, c) : feed_packed<format>(a, it, m, c);
-            feed_angles(a, rows, it, m, turn);
+            feed_angles(a, rows, it, m, (int)(done & 1u));
             c += (uint32_t)(it.end - it.begin + kTile - 1) / kTile;
         }
         if (parts > 1) { /* as often as the other warpgroups */
@@ -584,8 +596,9 @@ template <int format, int parts, bool f32> static __global__ void __launch_bound
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    for (; i < n_items; i += step, turn ^= 1) {
+    for (; i < n_items; i += step, done++) {
         struct item    it = item_of<parts, f32>(a, rows, first, i);
+        int            turn = (int)(done & 1u);
         struct softmax w = {a.scale * 1.44269504f, {-INFINITY, -INFINITY}, {0, 0}};
         float          o[128];
 #pragma unroll
@@ -601,7 +614,7 @@ template <int format, int parts, bool f32> static __global__ void __launch_bound
         if (f32)
             join_parts(o);
         add_totals(m, group, turn, &w);
-        nib_barrier_wait(&m->angles, (uint32_t)turn);
+        nib_barrier_wait(&m->angles[turn], done / 2 & 1u); /* the next item's may be there, too */
         c += (uint32_t)(it.end - it.begin + kTile - 1) / kTile;
         if (parts == 1) {
             group == 0 ? store_item<0, f32>(a, it, warp, lane, m->angle[turn], w, o)
