@@ -50,6 +50,28 @@ void buffer_printf(struct buffer *b, const char *fmt, ...)
         buffer_add(b, text, (size_t)n < sizeof text ? (size_t)n : sizeof text - 1);
 }
 
+void buffer_json_string(struct buffer *b, const char *text, size_t n)
+{
+    static const char short_name[0x20] = {['\b'] = 'b', ['\t'] = 't', ['\n'] = 'n', ['\f'] = 'f', ['\r'] = 'r'};
+    size_t            from = 0;
+    buffer_add(b, "\"", 1);
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char c = (unsigned char)text[i];
+        if (c >= 0x20 && c != '"' && c != '\\')
+            continue;
+        buffer_add(b, text + from, i - from);
+        from = i + 1;
+        if (c >= 0x20)
+            buffer_printf(b, "\\%c", c);
+        else if (short_name[c])
+            buffer_printf(b, "\\%c", short_name[c]);
+        else
+            buffer_printf(b, "\\u%04X", (unsigned)c);
+    }
+    buffer_add(b, text + from, n - from);
+    buffer_add(b, "\"", 1);
+}
+
 void buffer_drop_front(struct buffer *b, size_t n)
 {
     if (n == 0)

@@ -18,6 +18,7 @@ void buffer_text(struct buffer *b, const char *text);
 __attribute__((format(printf, 2, 3)))
 #endif
 void buffer_printf(struct buffer *b, const char *fmt, ...); /* at most 1 KiB a call */
+void buffer_json_string(struct buffer *b, const char *text, size_t n); /* UTF-8, written as a JSON string in its quotes */
 void buffer_drop_front(struct buffer *b, size_t n);
 void buffer_free(struct buffer *b);
 

@@ -66,6 +66,11 @@ static void put_content(struct choice *c, const char *text, size_t n)
     buffer_add(&c->content, text, n);
     if (!c->generation->args.streams)
         return;
+    if (!c->generation->args.want_logprobs) {
+        say_first(c);
+        generation_text_event(c->generation, c->index, c->generation->args.is_chat ? "content" : NULL, text, n);
+        return;
+    }
     json_t *s = json_stringn(text, n);
     if (c->generation->args.is_chat)
         add_delta(c, json_pack("{s:o}", "content", s));
@@ -138,6 +143,18 @@ static json_t *add_reasoning(const struct choice *c, json_t *to, const char *tex
     return to;
 }
 
+static void say_reasoning(struct choice *c, const char *text, size_t n)
+{
+    const struct generation *g = c->generation;
+    const int32_t            names = g->exchange->serve->settings->reasoning_field;
+    if (!g->args.streams || g->args.want_logprobs || names == REASONING_BOTH) {
+        add_delta(c, add_reasoning(c, json_object(), text, n));
+        return;
+    }
+    say_first(c);
+    generation_text_event(c->generation, c->index, names == REASONING_SHORT ? "reasoning" : "reasoning_content", text, n);
+}
+
 static void on_event(void *user, const struct nib_chat_event *e)
 {
     struct choice *c = user;
@@ -146,7 +163,7 @@ static void on_event(void *user, const struct nib_chat_event *e)
     switch (e->kind) {
     case NIB_CHAT_REASONING:
         buffer_add(&c->reasoning, e->text, e->n);
-        add_delta(c, add_reasoning(c, json_object(), e->text, e->n));
+        say_reasoning(c, e->text, e->n);
         break;
     case NIB_CHAT_CONTENT:
         filter_content(c, e->text, e->n);

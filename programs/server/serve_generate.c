@@ -62,6 +62,39 @@ void generation_event(struct generation *g, json_t *object)
     free(text);
 }
 
+static const char *event_head(struct generation *g)
+{
+    if (!g->event_head) {
+        json_t *o = envelope(g, g->args.is_chat ? "chat.completion.chunk" : "text_completion", json_array());
+        g->event_head = o ? json_dumps(o, JSON_COMPACT) : NULL;
+        json_decref(o);
+        if (g->event_head)
+            g->event_head[strlen(g->event_head) - strlen("]}")] = '\0';
+    }
+    return g->event_head;
+}
+
+void generation_text_event(struct generation *g, int32_t index, const char *name, const char *text, size_t n)
+{
+    struct exchange *x = g->exchange;
+    const char      *head = event_head(g);
+    if (!head) {
+        x->out.failed = true;
+        return;
+    }
+    buffer_text(&x->out, "data: ");
+    buffer_text(&x->out, head);
+    buffer_printf(&x->out, "{\"index\":%d,", (int)index);
+    if (name)
+        buffer_printf(&x->out, "\"delta\":{\"%s\":", name);
+    else
+        buffer_text(&x->out, "\"text\":");
+    buffer_json_string(&x->out, text, n);
+    buffer_text(&x->out, name ? "},\"logprobs\":null,\"finish_reason\":null}]" : ",\"logprobs\":null,\"finish_reason\":null}]");
+    buffer_text(&x->out, g->args.include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+    x->last_out = serve_now();
+}
+
 static void check_json(const struct generation *g)
 {
     for (int32_t i = 0; g->args.wants_json && i < g->n; i++) {
@@ -334,6 +367,7 @@ void generation_free(struct generation *g)
     for (int32_t i = 0; g->choice && i < g->n; i++)
         choice_free(&g->choice[i]);
     free(g->choice);
+    free(g->event_head);
     generation_args_free(&g->args);
     free(g);
 }

@@ -274,7 +274,8 @@ static void check_whole(const struct exchange *x)
     json_decref(o);
 }
 
-/* Each choice ends once and says nothing behind its end; the stream ends in [DONE]. */
+/* Each choice ends once and says nothing behind its end; the stream ends in [DONE]. Every event is spelled as the JSON library
+ * spells it, also those that are written without it. */
 static void check_stream(const struct exchange *x, bool failed)
 {
     bool        ended[N_REQUESTS_MAX] = {0}, done = false;
@@ -286,6 +287,9 @@ static void check_stream(const struct exchange *x, bool failed)
         done = strncmp(s + 6, "[DONE]", 6) == 0;
         if (!done) {
             json_t       *o = parse(s + 6, (size_t)(close - s - 6));
+            char         *again = json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9));
+            FUZZ_CHECK(again && strlen(again) == (size_t)(close - s - 6) && memcmp(again, s + 6, strlen(again)) == 0);
+            free(again);
             const json_t *c = json_array_get(json_object_get(o, "choices"), 0);
             const size_t  k = (size_t)json_integer_value(json_object_get(c, "index"));
             FUZZ_CHECK(!c || (k < (size_t)g_n_requests && !ended[k]));
