@@ -236,8 +236,8 @@ static void cancel_all(struct nib_server *s)
 static void *run(void *user)
 {
     struct nib_server *s = user;
+    nib_server_publish(s);
     for (bool busy = false, closing = false; !closing || busy;) {
-        nib_server_publish(s);
         (void)pthread_mutex_lock(&s->lock);
         while (!busy && s->inbox.n == 0 && s->waiting.n == 0 && !s->closing)
             (void)pthread_cond_wait(&s->wake, &s->lock);

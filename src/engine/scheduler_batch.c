@@ -446,6 +446,7 @@ static bool round_of(struct nib_server *s)
 bool nib_server_round(struct nib_server *s)
 {
     const bool busy = round_of(s);
+    nib_server_publish(s); /* first, so that who is told finds the numbers to go with it */
     all_told(s);
     return busy;
 }
