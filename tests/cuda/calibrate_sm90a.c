@@ -1,5 +1,5 @@
-/* What Hopper's own products (wgmma, bulk copies to clusters, mbarriers) give for fixed inputs. The same program runs
- * on a card, where it writes a golden file, and linked with the PTX simulator, which must give the same.
+/* What Hopper's own products and attention (wgmma, bulk copies to clusters, mbarriers) give for fixed inputs. The same
+ * program runs on a card, where it writes a golden file, and linked with the PTX simulator, which must give the same.
  *
  *   calibrate_sm90a write FILE | check FILE
  *
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/cuda.h"
+#include "calibrate.h"
 
 /* What the kernels' launchers need of the backend. */
 enum nib_status nib_cuda_check(struct nib_stream *s, cudaError_t e, const char *what)
@@ -38,7 +38,7 @@ static uint8_t          *arena;
 static size_t            used;
 static uint64_t          state;
 
-static void *host(size_t bytes)
+void *calibrate_host(size_t bytes)
 {
     void *p = calloc(1, bytes ? bytes : 1);
     if (!p) {
@@ -48,7 +48,7 @@ static void *host(size_t bytes)
     return p;
 }
 
-static void *room(size_t bytes)
+void *calibrate_room(size_t bytes)
 {
     void *p = arena + used;
     used += (bytes + 255) / 256 * 256;
@@ -65,20 +65,25 @@ static void copy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind k
     (void)nib_cuda_check(&stream, cudaStreamSynchronize(stream.handle), "the kernels");
 }
 
-static void *up(const void *from, size_t bytes)
+void *calibrate_up(const void *from, size_t bytes)
 {
-    void *p = room(bytes);
+    void *p = calibrate_room(bytes);
     copy(p, from, bytes, cudaMemcpyHostToDevice);
     return p;
 }
 
-static uint32_t next(void)
+void calibrate_seed(uint64_t seed)
+{
+    state = seed;
+}
+
+uint32_t calibrate_next(void)
 {
     state = state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(state >> 33);
 }
 
-static double bf16_value(uint16_t h)
+double calibrate_bf16_value(uint16_t h)
 {
     uint32_t u = (uint32_t)h << 16;
     float    v;
@@ -93,30 +98,29 @@ static uint16_t bf16_of(float v) /* exact for what is asked here */
     return (uint16_t)(u >> 16);
 }
 
-/* An integer from -4 to 4, or a number of 1/128 to 2. */
-static uint16_t draw_bf16(bool exact)
+uint16_t calibrate_bf16(bool exact)
 {
     if (exact)
-        return bf16_of((float)((int)(next() % 9) - 4));
-    return (uint16_t)((next() % 2) << 15 | (120 + next() % 8) << 7 | next() % 128);
+        return bf16_of((float)((int)(calibrate_next() % 9) - 4));
+    return (uint16_t)((calibrate_next() % 2) << 15 | (120 + calibrate_next() % 8) << 7 | calibrate_next() % 128);
 }
 
-static double e4m3_value(uint8_t c)
+double calibrate_e4m3_value(uint8_t c)
 {
     double v = (c & 0x78) == 0 ? ldexp(c & 7, -9) : ldexp(8 + (c & 7), (c >> 3 & 15) - 10);
     return c & 0x80 ? -v : v;
 }
 
-static uint8_t draw_e4m3(bool exact)
+uint8_t calibrate_e4m3(bool exact)
 {
     static const uint8_t small[5] = {0, 0x38, 0x40, 0x44, 0x48}; /* 0 to 4 */
-    uint8_t              c = (uint8_t)next();
+    uint8_t              c = (uint8_t)calibrate_next();
     if (exact)
-        return (uint8_t)(small[c % 5] | (next() % 2) << 7);
+        return (uint8_t)(small[c % 5] | (calibrate_next() % 2) << 7);
     return (c & 0x7f) == 0x7f ? 0 : c;
 }
 
-static double e2m1_value(uint32_t c)
+double calibrate_e2m1_value(uint32_t c)
 {
     static const double value[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     return c & 8 ? -value[c & 7] : value[c & 7];
@@ -136,8 +140,7 @@ static void transfer(void *data, size_t bytes)
     }
 }
 
-/* n results of a case. bound NULL: every bit counts, want being exact. */
-static void judge(const char *name, const float *got, const double *want, const double *bound, int64_t n)
+void calibrate_judge(const char *name, const float *got, const double *want, const double *bound, int64_t n)
 {
     uint64_t hash = 14695981039346656037u, golden;
     double   worst = 0, apart = 0; /* from plain C, and from the file, in bounds */
@@ -189,18 +192,18 @@ static struct nib_cuda_weight weight_up(const struct product *p, double *w)
     size_t  codes_bytes = (size_t)(bf16 ? 2 * n : fp8 ? n : n / 2), packed_codes, packed_scales;
     int32_t k_blocks = (p->n_in + 127) / 128;
     size_t  n_scales = (size_t)(bf16 ? 0 : fp8 ? (p->n_out + 127) / 128 * k_blocks : n / block);
-    uint8_t *codes = host(codes_bytes), *scales = host(n_scales);
+    uint8_t *codes = calibrate_host(codes_bytes), *scales = calibrate_host(n_scales);
     for (size_t i = 0; i < codes_bytes; i++)
-        codes[i] = fp8 ? draw_e4m3(p->exact) : (uint8_t)next();
+        codes[i] = fp8 ? calibrate_e4m3(p->exact) : (uint8_t)calibrate_next();
     for (int64_t i = 0; bf16 && i < n; i++) {
-        uint16_t h = draw_bf16(p->exact);
+        uint16_t h = calibrate_bf16(p->exact);
         memcpy(codes + 2 * i, &h, 2);
     }
     for (size_t i = 0; i < n_scales; i++) {
         if (p->type == NIB_WEIGHT_NVFP4) /* 1/2, 1, 2; or anything about 1 */
-            scales[i] = (uint8_t)(p->exact ? 0x30 + next() % 3 * 8 : 0x28 + next() % 0x20);
+            scales[i] = (uint8_t)(p->exact ? 0x30 + calibrate_next() % 3 * 8 : 0x28 + calibrate_next() % 0x20);
         else
-            scales[i] = (uint8_t)(126 + next() % 3);
+            scales[i] = (uint8_t)(126 + calibrate_next() % 3);
     }
     struct nib_weight_part part = {codes, scales, p->type == NIB_WEIGHT_NVFP4 ? 0.5f : 1.0f};
     struct nib_weight_desc d = {p->type, p->fp8_rows ? NIB_ACT_FP8 : NIB_ACT_PLAIN, 1, p->n_out, p->n_in, &part};
@@ -209,16 +212,16 @@ static struct nib_cuda_weight weight_up(const struct product *p, double *w)
         int64_t  o = i / p->n_in, k = i % p->n_in;
         if (bf16)
             memcpy(&h, codes + 2 * i, 2);
-        w[i] = bf16  ? bf16_value(h)
-               : fp8 ? e4m3_value(codes[i]) * ldexp(1, scales[o / 128 * k_blocks + k / 128] - 127)
-                     : e2m1_value((uint32_t)codes[i / 2] >> i % 2 * 4 & 15u) *
-                           (block == 16 ? e4m3_value(scales[i / 16]) * 0.5 : ldexp(1, scales[i / 32] - 127));
+        w[i] = bf16  ? calibrate_bf16_value(h)
+               : fp8 ? calibrate_e4m3_value(codes[i]) * ldexp(1, scales[o / 128 * k_blocks + k / 128] - 127)
+                     : calibrate_e2m1_value((uint32_t)codes[i / 2] >> i % 2 * 4 & 15u) *
+                           (block == 16 ? calibrate_e4m3_value(scales[i / 16]) * 0.5 : ldexp(1, scales[i / 32] - 127));
     }
     struct nib_cuda_weight out = {{d.type, d.act, 1, d.n_out, d.n_in}, {0}, NULL};
     int32_t most = n_scales > 0 && block == 32 ? nib_cuda_largest_scale(&d, 0) : 0;
     enum nib_cuda_layout layout = nib_cuda_layout_of(&d, &packed_codes, &packed_scales);
-    out.m = (struct nib_cuda_matrix){.codes = room(packed_codes),
-                                     .scales = room(packed_scales),
+    out.m = (struct nib_cuda_matrix){.codes = calibrate_room(packed_codes),
+                                     .scales = calibrate_room(packed_scales),
                                      .alpha0 = nib_cuda_alpha(&d, 0, most, layout),
                                      .codes_stride = (int64_t)packed_codes,
                                      .scales_stride = (int64_t)packed_scales,
@@ -227,7 +230,7 @@ static struct nib_cuda_weight weight_up(const struct product *p, double *w)
                                      .n_stack = 1,
                                      .n_out = d.n_out,
                                      .n_in = d.n_in};
-    const uint8_t *on = up(codes, codes_bytes), *on_scales = up(scales, n_scales);
+    const uint8_t *on = calibrate_up(codes, codes_bytes), *on_scales = calibrate_up(scales, n_scales);
     (void)nib_cuda_check(&stream, nib_cuda_pack(stream.handle, &out.m, 0, on, on_scales, most), "packing");
     free(codes);
     free(scales);
@@ -239,23 +242,23 @@ static struct nib_act rows_up(const struct product *p, double *x)
 {
     int64_t        n = (int64_t)p->n * p->n_in, k_blocks = (p->n_in + 127) / 128;
     struct nib_act a = {.rows = p->n, .cols = p->n_in, .codes_stride = p->n_in, .scales_stride = k_blocks};
-    uint16_t      *plain = host((size_t)n * 2);
-    uint8_t       *codes = host((size_t)n), *scales = host((size_t)(p->n * k_blocks));
+    uint16_t      *plain = calibrate_host((size_t)n * 2);
+    uint8_t       *codes = calibrate_host((size_t)n), *scales = calibrate_host((size_t)(p->n * k_blocks));
     for (int64_t i = 0; i < p->n * k_blocks; i++)
-        scales[i] = (uint8_t)(126 + next() % 3);
+        scales[i] = (uint8_t)(126 + calibrate_next() % 3);
     for (int64_t i = 0; i < n; i++) {
-        plain[i] = draw_bf16(p->exact);
-        codes[i] = draw_e4m3(p->exact);
+        plain[i] = calibrate_bf16(p->exact);
+        codes[i] = calibrate_e4m3(p->exact);
         x[i] = p->fp8_rows
-                   ? e4m3_value(codes[i]) * ldexp(1, scales[i / p->n_in * k_blocks + i % p->n_in / 128] - 127)
-                   : bf16_value(plain[i]);
+                   ? calibrate_e4m3_value(codes[i]) * ldexp(1, scales[i / p->n_in * k_blocks + i % p->n_in / 128] - 127)
+                   : calibrate_bf16_value(plain[i]);
     }
     if (p->fp8_rows) {
         a.format = NIB_ACT_FP8;
-        a.codes = up(codes, (size_t)n);
-        a.scales = up(scales, (size_t)(p->n * k_blocks));
+        a.codes = calibrate_up(codes, (size_t)n);
+        a.scales = calibrate_up(scales, (size_t)(p->n * k_blocks));
     } else {
-        a.plain = (struct nib_mat){up(plain, (size_t)n * 2), NIB_DTYPE_BF16, p->n, p->n_in, p->n_in};
+        a.plain = (struct nib_mat){calibrate_up(plain, (size_t)n * 2), NIB_DTYPE_BF16, p->n, p->n_in, p->n_in};
     }
     free(plain);
     free(codes);
@@ -263,7 +266,7 @@ static struct nib_act rows_up(const struct product *p, double *x)
     return a;
 }
 
-static float rounded_bf16(double v)
+float calibrate_to_bf16(double v)
 {
     float    f = (float)v;
     uint32_t u;
@@ -273,19 +276,19 @@ static float rounded_bf16(double v)
     return f;
 }
 
-/* Results as fp32, from the device. */
-static float *down(const struct nib_mat *y)
+/* As fp32. */
+float *calibrate_down(const struct nib_mat *y)
 {
     int64_t n = (int64_t)y->rows * y->cols;
-    float  *out = host((size_t)n * 4);
+    float  *out = calibrate_host((size_t)n * 4);
     if (y->dtype == NIB_DTYPE_F32) {
         copy(out, y->data, (size_t)n * 4, cudaMemcpyDeviceToHost);
         return out;
     }
-    uint16_t *half = host((size_t)n * 2);
+    uint16_t *half = calibrate_host((size_t)n * 2);
     copy(half, y->data, (size_t)n * 2, cudaMemcpyDeviceToHost);
     for (int64_t i = 0; i < n; i++)
-        out[i] = (float)bf16_value(half[i]);
+        out[i] = (float)calibrate_bf16_value(half[i]);
     free(half);
     return out;
 }
@@ -293,23 +296,24 @@ static float *down(const struct nib_mat *y)
 static void run_product(const struct product *p)
 {
     int64_t n = (int64_t)p->n * p->n_out;
-    double *w = host((size_t)p->n_out * (size_t)p->n_in * 8), *x = host((size_t)p->n * (size_t)p->n_in * 8);
-    double *want = host((size_t)n * 8), *bound = host((size_t)n * 8);
+    double *w = calibrate_host((size_t)p->n_out * (size_t)p->n_in * 8);
+    double *x = calibrate_host((size_t)p->n * (size_t)p->n_in * 8);
+    double *want = calibrate_host((size_t)n * 8), *bound = calibrate_host((size_t)n * 8);
     used = 0;
-    stream.parts = room((size_t)ROWS_MOST * (size_t)p->n_in * 4);
+    stream.parts = calibrate_room((size_t)ROWS_MOST * (size_t)p->n_in * 4);
     stream.n_parts_max = (int64_t)ROWS_MOST * p->n_in * 2;
-    stream.exponent = room(8 * ROWS_MOST * 4);
+    stream.exponent = calibrate_room(8 * ROWS_MOST * 4);
     struct nib_cuda_weight   weight = weight_up(p, w);
     struct nib_act           rows = rows_up(p, x);
     enum nib_dtype           dtype = p->f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16;
-    struct nib_mat           y = {room((size_t)n * 4), dtype, p->n, p->n_out, p->n_out};
+    struct nib_mat           y = {calibrate_room((size_t)n * 4), dtype, p->n, p->n_out, p->n_out};
     const struct nib_weight *head = &weight.head;
     if (!nib_cuda_wide_takes(&stream, &rows, p->n, 1, &head, 0)) {
         fprintf(stderr, "calibrate_sm90a: %s is not what the kernel takes\n", p->name);
         exit(1);
     }
     (void)nib_cuda_wide(&stream, &rows, 0, p->n, 1, &head, &y, 0);
-    float *got = down(&y);
+    float *got = calibrate_down(&y);
     for (int64_t i = 0; i < n; i++) {
         const double *a = x + i / p->n_out * p->n_in, *b = w + i % p->n_out * p->n_in;
         double        sum = 0, size = 0;
@@ -319,9 +323,9 @@ static void run_product(const struct product *p)
         }
         /* Every addend is cut at most at 2^-23 of the largest sum so far. */
         bound[i] = p->n_in * 0x1p-23 * size + (p->f32 ? 0 : 0x1p-8 * fabs(sum));
-        want[i] = p->exact && !p->f32 ? (double)rounded_bf16(sum) : sum;
+        want[i] = p->exact && !p->f32 ? (double)calibrate_to_bf16(sum) : sum;
     }
-    judge(p->name, got, want, p->exact ? NULL : bound, n);
+    calibrate_judge(p->name, got, want, p->exact ? NULL : bound, n);
     free(w);
     free(x);
     free(want);
@@ -363,11 +367,15 @@ int main(int argc, char **argv)
     stream.dims.n_rows_max = ROWS_MOST;
     printf("%s\n", prop.name);
     for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
-        state = 1000 + i;
+        calibrate_seed(1000 + i);
         run_product(&products[i]);
+    }
+    for (int i = 0; i < calibrate_attend_cases(); i++) {
+        used = 0;
+        calibrate_attend(&stream, i);
     }
     if (fclose(file) != 0)
         n_wrong++;
-    printf("%d of %zu cases wrong\n", n_wrong, sizeof products / sizeof *products);
+    printf("%d of %zu cases wrong\n", n_wrong, sizeof products / sizeof *products + (size_t)calibrate_attend_cases());
     return n_wrong > 0;
 }
