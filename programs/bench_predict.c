@@ -196,7 +196,7 @@ int bench_predict(int argc, char **argv)
          .kind = CLI_KIND_TEXT,
          .value = &o.cards,
          .metavar = "CARDS",
-         .help = "some of b200,b300,rtx-pro-6000,spark,h200, or all"},
+         .help = "some of b200,b300,gb300,rtx-pro-6000,spark,h200, or all"},
         {.name = "--shape",
          .kind = CLI_KIND_TEXT,
          .value = &o.shape.shape,

@@ -48,23 +48,24 @@ static const double k_launch_s = 2.5e-6;
 
 /* What a card's own kernels do otherwise than k_plans. */
 struct family {
-    const char        *cards[2];
+    const char        *cards[3]; /* NULL behind the last */
     const struct plan *plans;
     size_t             n;
     double             attend_s; /* attention of one row, however few there are */
     double             fp4_keys_share; /* of products of FP4 keys at FP4's rate; 0: they are opened, at BF16's */
 };
 static const struct family k_families[] = {
-    {{"b200", "b300"}, k_tcgen05_plans, sizeof k_tcgen05_plans / sizeof *k_tcgen05_plans, 5.4e-6, 0},
-    {{"rtx-pro-6000", "spark"}, k_mma_plans, sizeof k_mma_plans / sizeof *k_mma_plans, 8e-6, 0.50},
+    {{"b200", "b300", "gb300"}, k_tcgen05_plans, sizeof k_tcgen05_plans / sizeof *k_tcgen05_plans, 5.4e-6, 0},
+    {{"rtx-pro-6000", "spark", NULL}, k_mma_plans, sizeof k_mma_plans / sizeof *k_mma_plans, 8e-6, 0.50},
 };
 
 /* NULL: none of its own. */
 static const struct family *family_of(const struct nib_card *card)
 {
     for (size_t i = 0; i < sizeof k_families / sizeof *k_families; i++)
-        if (strcmp(card->name, k_families[i].cards[0]) == 0 || strcmp(card->name, k_families[i].cards[1]) == 0)
-            return &k_families[i];
+        for (int k = 0; k < 3 && k_families[i].cards[k]; k++)
+            if (strcmp(card->name, k_families[i].cards[k]) == 0)
+                return &k_families[i];
     return NULL;
 }
 
