@@ -77,11 +77,11 @@ NIB_DEVICE void pair_sync(int what, int warp)
 {
     asm volatile("bar.sync %0, 64;" ::"r"(1 + what * 4 + warp) : "memory");
 }
-constexpr int kFirstReady = 0, kSecondReady = 1; /* which warpgroup arrives there, the other one waits */
+constexpr int kFirstReady = 0, kSecondReady = 1, kBothDone = 2;
 
 NIB_DEVICE void consumers_sync(void)
 {
-    asm volatile("bar.sync 9, 256;" ::: "memory");
+    asm volatile("bar.sync 13, 256;" ::: "memory");
 }
 
 NIB_DEVICE void proxy_fence(void)

@@ -345,8 +345,7 @@ NIB_DEVICE void add_totals(struct shared *m, int group, int turn, struct softmax
         w->total[c] += __shfl_xor_sync(~0u, w->total[c], 2);
     }
     m->total[turn][group][i] = make_float2(w->total[0], w->total[1]);
-    pair_arrive(group, i / 32); /* no weights are on their way any more */
-    pair_sync(1 - group, i / 32);
+    pair_sync(kBothDone, i / 32);
     float2 first = m->total[turn][0][i], second = m->total[turn][1][i];
     w->total[0] = first.x + second.x;
     w->total[1] = first.y + second.y;
