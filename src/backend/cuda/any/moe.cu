@@ -490,7 +490,8 @@ static enum nib_status moe_rows(struct nib_stream *s, const struct nib_moe_args 
     }
     bool by8 = args.dim % 8 == 0 && a->y.stride % 8 == 0 && (uintptr_t)a->y.data % 16 == 0;
     dim3 grid((unsigned)((args.dim + 8 * kCombineThreads - 1) / (8 * kCombineThreads)), (unsigned)n);
-    nib_launch(s, combine, grid, kCombineThreads, (size_t)a->top_k * 12, args, first, a->y, by8, wide && !a->weight_before_w2);
+    /* The compiler reads up to four places of a list at once, and throws away those behind its end. */
+    nib_launch(s, combine, grid, kCombineThreads, (size_t)a->top_k * 12 + 32, args, first, a->y, by8, wide && !a->weight_before_w2);
     return nib_cuda_check(s, cudaGetLastError(), "experts");
 }
 
