@@ -1,4 +1,5 @@
 /* Integer instructions of the PTX simulator against plain C, written from the ISA's text, on hostile and random values. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -179,6 +180,54 @@ static uint64_t setgeu(uint64_t a, uint64_t b, uint64_t c) { (void)c; return u(a
 static uint64_t chain(uint64_t a, uint64_t b, uint64_t c) { return (uint64_t)(((u128)a * b + c) >> 64); }
 static uint64_t sub_chain(uint64_t a, uint64_t b, uint64_t c) { (void)c; return a - b; }
 
+/* Divisors are made odd and never -1: 0 has no result, and the least number has none by -1. */
+static uint64_t divu(uint64_t a, uint64_t b, uint64_t c) { (void)c; return u(a) / (u(b) | 1); }
+static uint64_t remu(uint64_t a, uint64_t b, uint64_t c) { (void)c; return u(a) % (u(b) | 1); }
+static int32_t  odd(uint64_t b) { return s((b | 1) & 0xbfffffff); }
+static uint64_t divs(uint64_t a, uint64_t b, uint64_t c) { (void)c; return u((uint64_t)(int64_t)(s(a) / odd(b))); }
+static uint64_t rems(uint64_t a, uint64_t b, uint64_t c) { (void)c; return u((uint64_t)(int64_t)(s(a) % odd(b))); }
+static uint64_t rem64(uint64_t a, uint64_t b, uint64_t c) { (void)c; return a - a / (b | 1) * (b | 1); }
+static int64_t  low24(uint64_t v) { return (int64_t)((v & 0xffffff) ^ 0x800000) - 0x800000; }
+static uint64_t mul24u(uint64_t a, uint64_t b, uint64_t c) { (void)c; return u((a & 0xffffff) * (b & 0xffffff)); }
+static uint64_t mul24s(uint64_t a, uint64_t b, uint64_t c) { (void)c; return u((uint64_t)(low24(a) * low24(b)) >> 16); }
+static uint64_t bmsk(uint64_t a, uint64_t b, uint64_t c) /* one bit at a time */
+{
+    (void)c;
+    uint64_t mask = 0;
+    for (uint64_t k = 0; k < 32; k++)
+        mask |= (uint64_t)(k >= u(a) && k - u(a) < u(b)) << k;
+    return mask;
+}
+static uint64_t szext(uint64_t a, uint64_t b, uint64_t c)
+{
+    (void)c;
+    if (u(b) == 0 || u(b) >= 32)
+        return u(b) == 0 ? 0 : u(a);
+    uint64_t top = 1ull << (u(b) - 1);
+    return u(((a & (2 * top - 1)) ^ top) - top);
+}
+static uint64_t cnot(uint64_t a, uint64_t b, uint64_t c) { (void)b, (void)c; return u(a) == 0; }
+static uint64_t slct(uint64_t a, uint64_t b, uint64_t c) { return s(c) >= 0 ? u(a) : u(b); }
+static uint64_t dp2a(uint64_t a, uint64_t b, uint64_t c)
+{
+    int16_t x[2];
+    int8_t  y[4];
+    memcpy(x, &a, 4);
+    memcpy(y, &b, 4);
+    return u(c + (uint64_t)(int64_t)(x[0] * y[2] + x[1] * y[3]));
+}
+static uint64_t copysign_(uint64_t a, uint64_t b, uint64_t c) { (void)c; return (a & 0x80000000) | (b & 0x7fffffff); }
+/* Of a float: 1 finite, 2 infinite, 4 not a number, 8 subnormal. */
+static uint64_t kind_of(uint64_t a, uint64_t b, uint64_t c)
+{
+    (void)b, (void)c;
+    float    f;
+    uint32_t v = u(a);
+    memcpy(&f, &v, 4);
+    int k = fpclassify(f);
+    return k == FP_INFINITE ? 2 : k == FP_NAN ? 4 : k == FP_SUBNORMAL ? 9 : 1;
+}
+
 static const struct test {
     const char *name, *code; /* from %r1, %r2, %r3 or %d1, %d2, %d3 to %d10, or to %r10 if narrow */
     uint64_t (*want)(uint64_t, uint64_t, uint64_t);
@@ -222,6 +271,23 @@ static const struct test {
     {"cvt.sat.s8.s32", "cvt.sat.s8.s32 %r10, %r1;", cvtsat, true},
     {"selp", "setp.lt.s32 %p1, %r1, %r2; selp.b32 %r10, %r3, %r1, %p1;", selp_, true},
     {"setp.ge.u32", "setp.ge.u32 %p1|%p2, %r1, %r2; selp.b32 %r10, 7, 1, %p1; @%p2 mov.u32 %r10, 9;", setgeu, true},
+    {"div.u32", "or.b32 %r4, %r2, 1; div.u32 %r10, %r1, %r4;", divu, true},
+    {"rem.u32", "or.b32 %r4, %r2, 1; rem.u32 %r10, %r1, %r4;", remu, true},
+    {"div.s32", "or.b32 %r4, %r2, 1; and.b32 %r4, %r4, 0xbfffffff; div.s32 %r10, %r1, %r4;", divs, true},
+    {"rem.s32", "or.b32 %r4, %r2, 1; and.b32 %r4, %r4, 0xbfffffff; rem.s32 %r10, %r1, %r4;", rems, true},
+    {"rem.u64", "or.b64 %d4, %d2, 1; rem.u64 %d10, %d1, %d4;", rem64, false},
+    {"mul24.lo.u32", "mul24.lo.u32 %r10, %r1, %r2;", mul24u, true},
+    {"mul24.hi.s32", "mul24.hi.s32 %r10, %r1, %r2;", mul24s, true},
+    {"bmsk.clamp", "bmsk.clamp.b32 %r10, %r1, %r2;", bmsk, true},
+    {"szext.clamp.s32", "szext.clamp.s32 %r10, %r1, %r2;", szext, true},
+    {"cnot", "cnot.b32 %r10, %r1;", cnot, true},
+    {"slct", "slct.b32.s32 %r10, %r1, %r2, %r3;", slct, true},
+    {"dp2a.hi.s32", "dp2a.hi.s32.s32 %r10, %r1, %r2, %r3;", dp2a, true},
+    {"copysign", "mov.b32 %f1, %r1; mov.b32 %f2, %r2; copysign.f32 %f3, %f1, %f2; mov.b32 %r10, %f3;", copysign_, true},
+    {"testp",
+     "mov.b32 %f1, %r1; mov.u32 %r10, 0; testp.finite.f32 %p1, %f1; @%p1 or.b32 %r10, %r10, 1;"
+     "testp.infinite.f32 %p1, %f1; @%p1 or.b32 %r10, %r10, 2; testp.notanumber.f32 %p1, %f1; @%p1 or.b32 %r10, %r10, 4;"
+     "testp.subnormal.f32 %p1, %f1; @%p1 or.b32 %r10, %r10, 8;", kind_of, true},
     {"mad chain",
      "mov.b64 {%r20,%r21}, %d1; mov.b64 {%r22,%r23}, %d2; mov.b64 {%r24,%r25}, %d3;"
      "mad.lo.cc.u32 %r30, %r20, %r22, %r24; madc.hi.cc.u32 %r31, %r20, %r22, %r25; madc.lo.cc.u32 %r32, %r21, %r23, 0;"
