@@ -96,11 +96,15 @@ struct nib_weight_part {
 /* n_stack matrices of one shape and type (the experts of a layer; otherwise 1), as stored in the checkpoint. Values
  * were checked by the loader: no NaN scale bytes, finite globals. Source memory must outlive the packed weight
  * only where pack() says so (ref points into it; cpu and cuda copy). */
+/* Which op multiplies a weight, where the model knows one that a backend may lay it out for. All ops take all weights. */
+enum nib_weight_use { NIB_USE_ANY, NIB_USE_O_A, NIB_USE_ROUTER };
+
 struct nib_weight_desc {
     enum nib_weight_type          type;
     enum nib_act_format           act; /* which activation rows this weight multiplies (policy of the model) */
     int32_t                       n_stack, n_out, n_in;
     const struct nib_weight_part *part; /* [n_stack] */
+    enum nib_weight_use           use;
 };
 
 /* Head of every packed weight; the backend's own struct begins with it. Global scales stay per matrix, apart from

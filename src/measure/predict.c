@@ -25,10 +25,13 @@ static const struct plan k_plans[] = {
 };
 /* The kernels of docs/kernels/sm100a-attention.md, for NVFP4 activations on cards of compute capability 10.x: attention
  * is bound by the chain of scores, weights and sums in a block, scores by adding up heads. One row's chain takes 10,000
- * clocks, however few rows there are. */
+ * clocks, however few rows there are. docs/kernels/sm100a.md: o_a of fp32 rows makes three products where one is counted; it
+ * and the router bring rows with them. */
 static const struct plan k_tcgen05_plans[] = {
     {NIB_OP_ATTEND, 0.60, 0.32, 1, 1},
     {NIB_OP_INDEX_SELECT, 0.60, 0.60, 3, 3},
+    {NIB_OP_O_A, 0.75, 0.25, 3, 2},
+    {NIB_OP_MOE, 0.70, 0.60, 10, 15},
 };
 /* Those of docs/kernels/sm120a.md on cards of 12.x. Linears have a launch a weight and no other. Attention of fp32 queries
  * makes five products where two are counted, 10,240 clocks a span of 32 rows and some 1,500 beside them; a row takes

@@ -3,6 +3,7 @@
 #include "model/weights_table.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,15 @@ enum nib_act_format nib_source_act(const struct nib_source *s, enum nib_act_quan
     return NIB_ACT_PLAIN;
 }
 
+static enum nib_weight_use use_of(const struct nib_field *f)
+{
+    if (f->scope != NIB_SCOPE_LAYER)
+        return NIB_USE_ANY;
+    return f->offset == offsetof(struct nib_layer, wo_a)     ? NIB_USE_O_A
+           : f->offset == offsetof(struct nib_layer, router) ? NIB_USE_ROUTER
+                                                             : NIB_USE_ANY;
+}
+
 static void describe(const struct nib_source *s, enum nib_act_quant q, struct nib_weight_desc *d)
 {
     d->type = s->type;
@@ -28,6 +38,7 @@ static void describe(const struct nib_source *s, enum nib_act_quant q, struct ni
     d->n_out = s->n_out;
     d->n_in = s->n_in;
     d->part = s->part;
+    d->use = use_of(s->field);
 }
 
 uint64_t nib_source_device_bytes(const struct nib_source *s, const struct nib_backend_api *api, enum nib_act_quant q)

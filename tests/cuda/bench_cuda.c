@@ -97,7 +97,7 @@ struct nib_weight *bench_weight_for(enum nib_act_format act, enum nib_weight_typ
     }
     for (int32_t i = 0; i < n_stack; i++)
         part[i] = (struct nib_weight_part){codes, g_scales[type == NIB_WEIGHT_NVFP4 ? 0 : 1], type == NIB_WEIGHT_NVFP4 ? 1e-3f : 1.0f};
-    struct nib_weight_desc d = {type, act, n_stack, n_out, n_in, part};
+    struct nib_weight_desc d = {type, act, n_stack, n_out, n_in, part, NIB_USE_ANY};
     if (api->weight_pack(g_backend, &d, &w, &err) != NIB_OK) {
         fprintf(stderr, "bench: %s\n", err.text);
         exit(1);
@@ -134,7 +134,7 @@ struct nib_act bench_fp8_rows(int32_t rows, int32_t cols)
 
 size_t bench_weight_bytes(const struct nib_weight *w)
 {
-    struct nib_weight_desc d = {w->type, w->act, w->n_stack, w->n_out, w->n_in, NULL};
+    struct nib_weight_desc d = {w->type, w->act, w->n_stack, w->n_out, w->n_in, NULL, NIB_USE_ANY};
     return api->weight_bytes(&d);
 }
 

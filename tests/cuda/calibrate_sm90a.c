@@ -206,7 +206,7 @@ static struct nib_cuda_weight weight_up(const struct product *p, double *w)
             scales[i] = (uint8_t)(126 + calibrate_next() % 3);
     }
     struct nib_weight_part part = {codes, scales, p->type == NIB_WEIGHT_NVFP4 ? 0.5f : 1.0f};
-    struct nib_weight_desc d = {p->type, p->fp8_rows ? NIB_ACT_FP8 : NIB_ACT_PLAIN, 1, p->n_out, p->n_in, &part};
+    struct nib_weight_desc d = {p->type, p->fp8_rows ? NIB_ACT_FP8 : NIB_ACT_PLAIN, 1, p->n_out, p->n_in, &part, NIB_USE_ANY};
     for (int64_t i = 0; i < n; i++) {
         uint16_t h = 0;
         int64_t  o = i / p->n_in, k = i % p->n_in;

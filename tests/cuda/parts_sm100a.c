@@ -27,10 +27,10 @@
     X(nib_sm100a_experts_in_16, struct nib_sm100a_experts_args)                                                        \
     X(nib_sm100a_experts_out_96, struct nib_sm100a_experts_args)                                                       \
     X(nib_sm100a_experts_out_16, struct nib_sm100a_experts_args)                                                       \
-    X(nib_sm100a_mxfp4_in_96, struct nib_sm100a_experts_args)                                                          \
-    X(nib_sm100a_mxfp4_in_16, struct nib_sm100a_experts_args)                                                          \
-    X(nib_sm100a_mxfp4_out_96, struct nib_sm100a_experts_args)                                                         \
-    X(nib_sm100a_mxfp4_out_16, struct nib_sm100a_experts_args)                                                         \
+    X(nib_sm100a_mx_in_96, struct nib_sm100a_experts_args)                                                          \
+    X(nib_sm100a_mx_in_16, struct nib_sm100a_experts_args)                                                          \
+    X(nib_sm100a_mx_out_96, struct nib_sm100a_experts_args)                                                         \
+    X(nib_sm100a_mx_out_16, struct nib_sm100a_experts_args)                                                         \
     X(nib_sm100a_norm, struct nib_blackwell_norm_args)                                                                 \
     X(nib_sm100a_swiglu, struct nib_blackwell_swiglu_args)                                                             \
     X(nib_sm100a_place, struct nib_sm100a_place_args)                                                                  \

@@ -21,7 +21,7 @@ static inline struct nib_weight *moe_column(struct rig *r, int n_stack, int n_ou
             w[o * RIG_DIM] = value[(each ? e * n_out : 0) + o];
         part[e] = (struct nib_weight_part){w, NULL, 1};
     }
-    const struct nib_weight_desc d = {NIB_WEIGHT_F32, NIB_ACT_PLAIN, n_stack, n_out, RIG_DIM, part};
+    const struct nib_weight_desc d = {NIB_WEIGHT_F32, NIB_ACT_PLAIN, n_stack, n_out, RIG_DIM, part, NIB_USE_ANY};
     struct nib_weight *w = NULL;
     assert_int_equal(RIG_API.weight_pack(r->b, &d, &w, NULL), NIB_OK);
     r->weight[r->n_weight++] = w;
@@ -37,7 +37,7 @@ static inline struct nib_weight *moe_down(struct rig *r, int n_stack, int inner,
         w[i * inner + i] = value;
     for (int e = 0; e < n_stack; e++)
         part[e] = (struct nib_weight_part){w, NULL, 1};
-    const struct nib_weight_desc d = {NIB_WEIGHT_F32, NIB_ACT_PLAIN, n_stack, RIG_DIM, inner, part};
+    const struct nib_weight_desc d = {NIB_WEIGHT_F32, NIB_ACT_PLAIN, n_stack, RIG_DIM, inner, part, NIB_USE_ANY};
     struct nib_weight *packed = NULL;
     assert_int_equal(RIG_API.weight_pack(r->b, &d, &packed, NULL), NIB_OK);
     r->weight[r->n_weight++] = packed;

@@ -182,7 +182,7 @@ struct oc_weight *oc_weight_new(struct oc_case *c, enum nib_weight_type type, en
     struct oc_weight       *w = oc_new(c, sizeof *w);
     struct nib_weight_part *part = oc_new(c, sizeof *part * (size_t)n_stack);
     int64_t                 n = (int64_t)n_out * n_in, n_codes = 0, n_scales = 0;
-    w->desc = (struct nib_weight_desc){type, act, n_stack, n_out, n_in, part};
+    w->desc = (struct nib_weight_desc){type, act, n_stack, n_out, n_in, part, NIB_USE_ANY};
     w->value = oc_new(c, sizeof(double) * (size_t)n_stack * (size_t)n);
     switch (type) {
     case NIB_WEIGHT_F32: n_codes = 4 * n; break;

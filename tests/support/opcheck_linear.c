@@ -215,6 +215,7 @@ void oc_check_linear(struct oc_case *c)
 struct o_a {
     struct oc_mat       x;
     struct oc_weight   *w;
+    struct oc_weight   *first; /* --format: quantised weights come before these, as in models, and ready a device for them */
     int32_t             n_groups;
     bool                plain;
     enum nib_dtype      dtype;
@@ -225,6 +226,8 @@ static void run_o_a(struct oc_run *r, const void *data, int32_t step)
 {
     const struct o_a        *o = data;
     struct nib_mat           x = oc_put_mat(r, &o->x);
+    if (o->first)
+        (void)oc_put_weight(r, o->first);
     const struct nib_weight *w = oc_put_weight(r, o->w);
     struct nib_act           y = oc_out_act(r, o->plain, o->dtype, o->format, o->x.rows, o->w->desc.n_out);
     for (int32_t t = 0; t < o->x.rows; t += step) {
@@ -282,6 +285,14 @@ void oc_check_o_a(struct oc_case *c)
     o.format = (enum nib_act_format)oc_range(c, NIB_ACT_PLAIN, NIB_ACT_INT8);
     o.plain = o.format == NIB_ACT_PLAIN || oc_chance(c, 0.7);
     n_in = n_in > 384 ? 384 : n_in;
+    if (c->format != NIB_ACT_PLAIN) { /* few rows and many of BF16 weights, whole units of eight columns and not */
+        type = NIB_WEIGHT_BF16;
+        n = c->index % 2 ? oc_range(c, 17, 40) : n;
+        n_in = oc_chance(c, 0.8) ? (n_in + 7) / 8 * 8 : n_in;
+        o.first = oc_weight_new(c, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, 8, 64);
+        if (c->format == NIB_ACT_FP8)
+            o.first = oc_weight_new(c, NIB_WEIGHT_FP8, NIB_ACT_FP8, 1, 128, 128);
+    }
     o.x = oc_mat_new(c, pick_dtype(c), n, o.n_groups * n_in, 1, oc_chance(c, 0.15));
     o.w = oc_weight_new(c, type, NIB_ACT_PLAIN, 1, o.n_groups * n_rank, n_in);
     if (c->index % 4 == 0) {
@@ -294,6 +305,7 @@ void oc_check_o_a(struct oc_case *c)
         o.x = oc_mat_of(c, NIB_DTYPE_F32, n, o.n_groups * n_in, x);
         o.w = identity(c, o.n_groups, n_in);
     }
+    o.w->desc.use = NIB_USE_O_A;
     oc_shape(c, "%d rows, %d groups of [%d, %d] type %d, x %d, y %d format %d plain %d", n, o.n_groups, n_rank, n_in,
              type, o.x.dtype, o.dtype, o.format, o.plain);
     oc_all(c, run_o_a, judge_o_a, &o, n);

@@ -19,6 +19,7 @@ static void run_moe(struct oc_run *r, const void *data, int32_t step)
     const struct moe   *a = data;
     int32_t             n = a->x.rows, dim = a->x.cols;
     struct nib_act      x = oc_put_act(r, &a->x);
+    const struct nib_weight *w1 = oc_put_weight(r, a->w1); /* first: quantised weights ready a device for the others */
     struct nib_moe_args args = {
         .router = oc_put_weight(r, a->router),
         .bias = oc_put(r, a->bias, 4 * (size_t)a->n_experts),
@@ -28,7 +29,7 @@ static void run_moe(struct oc_run *r, const void *data, int32_t step)
         .route_scale = a->route_scale,
         .limit = a->limit,
         .weight_before_w2 = a->before,
-        .w1 = oc_put_weight(r, a->w1),
+        .w1 = w1,
         .w2 = oc_put_weight(r, a->w2),
         .w3 = oc_put_weight(r, a->w3),
         .sw1 = oc_put_weight(r, a->sw1),
@@ -270,6 +271,7 @@ void oc_check_moe(struct oc_case *c)
     a.x = oc_act_new(c, &plain, act, true);
     a.router =
         oc_weight_new(c, oc_chance(c, 0.7) ? NIB_WEIGHT_BF16 : NIB_WEIGHT_F32, NIB_ACT_PLAIN, 1, a.n_experts, dim);
+    a.router->desc.use = format ? NIB_USE_ROUTER : NIB_USE_ANY;
     if (oc_chance(c, 0.3)) {
         a.tid2eid = oc_new(c, 400 * (size_t)a.top_k);
         for (int32_t i = 0; i < 100; i++)

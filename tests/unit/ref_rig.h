@@ -263,7 +263,7 @@ static inline struct nib_weight *rig_weight(struct rig *r, enum nib_weight_type 
         }
         part[e] = (struct nib_weight_part){codes, type <= NIB_WEIGHT_BF16 ? NULL : scales, g};
     }
-    struct nib_weight_desc d = {type, act, n_stack, n_out, n_in, part};
+    struct nib_weight_desc d = {type, act, n_stack, n_out, n_in, part, NIB_USE_ANY};
     assert_int_equal(RIG_API.weight_pack(r->b, &d, &w, &err), NIB_OK);
     r->weight[r->n_weight++] = w;
     return w;

@@ -91,7 +91,7 @@ static void weight_sizes_and_refusals(void **state)
     struct nib_error       err;
     uint8_t                bytes[64] = {0};
     struct nib_weight_part part[2] = {{bytes, bytes, 1}, {bytes, bytes, 1}};
-    struct nib_weight_desc d = {NIB_WEIGHT_NVFP4, NIB_ACT_PLAIN, 2, 130, 4096, part};
+    struct nib_weight_desc d = {NIB_WEIGHT_NVFP4, NIB_ACT_PLAIN, 2, 130, 4096, part, NIB_USE_ANY};
     rig_open(&r, 1);
     assert_int_equal(nib_backend_ref.weight_bytes(&d), 2 * (130 * (2048 + 256) + 4));
     d.type = NIB_WEIGHT_MXFP4;
@@ -100,7 +100,7 @@ static void weight_sizes_and_refusals(void **state)
     assert_int_equal(nib_backend_ref.weight_bytes(&d), 2 * (130 * 4096 + 2 * 32));
     d.type = NIB_WEIGHT_BF16;
     assert_int_equal(nib_backend_ref.weight_bytes(&d), 2 * 130 * 4096 * 2);
-    d = (struct nib_weight_desc){NIB_WEIGHT_NVFP4, NIB_ACT_PLAIN, 1, 1, 24, part};
+    d = (struct nib_weight_desc){NIB_WEIGHT_NVFP4, NIB_ACT_PLAIN, 1, 1, 24, part, NIB_USE_ANY};
     assert_int_equal(nib_backend_ref.weight_pack(r.b, &d, &w, &err), NIB_E_UNSUPPORTED);
     assert_non_null(strstr(err.text, "24 columns"));
     assert_null(w);

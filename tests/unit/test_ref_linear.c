@@ -183,7 +183,7 @@ static void grouped_output_projection(void **state)
             for (int i = 0; i < GROUPS * RANK; i++)
                 unit[i * GROUPS * RANK + i] = 1;
             struct nib_weight_part part = {unit, NULL, 1};
-            struct nib_weight_desc d = {NIB_WEIGHT_F32, y.format, 1, GROUPS * RANK, GROUPS * RANK, &part};
+            struct nib_weight_desc d = {NIB_WEIGHT_F32, y.format, 1, GROUPS * RANK, GROUPS * RANK, &part, NIB_USE_ANY};
             struct nib_weight     *U;
             assert_int_equal(nib_backend_ref.weight_pack(r.b, &d, &U, NULL), NIB_OK);
             r.weight[r.n_weight++] = U;

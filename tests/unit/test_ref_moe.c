@@ -224,7 +224,7 @@ static void ties_and_bias(void **state)
 static struct nib_weight *constant_weight(struct rig *r, int n_stack, int n_out, float value)
 {
     struct nib_weight_part part[E];
-    struct nib_weight_desc d = {NIB_WEIGHT_F32, NIB_ACT_PLAIN, n_stack, n_out, DIM, part};
+    struct nib_weight_desc d = {NIB_WEIGHT_F32, NIB_ACT_PLAIN, n_stack, n_out, DIM, part, NIB_USE_ANY};
     struct nib_weight     *w;
     for (int i = 0; i < n_stack; i++)
         part[i] = (struct nib_weight_part){rig_random_floats(r, n_out * DIM, value, value), NULL, 1};

@@ -24,7 +24,7 @@ extern "C" {
  *     codes  [tile][block][chunk][lane] 16 bytes: 1 chunk at 4 bits, 2 at 8, 4 at 16
  *     scales NVFP4: [tile][group of 4 blocks][lane][block] {row g, row g+8} bytes; MXFP4 the same for lane pairs; a last
  *            group of fewer blocks is [block][lane]. FP8: one byte for 128 x 128 as stored.
- * ATOMS: NVFP4, FP8, MXFP4 for tcgen05: codes as in the checkpoint, scales as sm100a/sm100a.h has them.
+ * ATOMS: for tcgen05: codes as in the checkpoint, scales of NVFP4, FP8 and MXFP4 as sm100a/sm100a.h has them; BF16.
  * UNITS: NVFP4 for block-scaled mma.sync, as sm120a/sm120a.h has it. */
 enum nib_cuda_layout { NIB_CUDA_STORED, NIB_CUDA_TILED, NIB_CUDA_ATOMS, NIB_CUDA_UNITS };
 
@@ -253,6 +253,11 @@ enum nib_status nib_cuda_wide_experts(struct nib_stream *s, const struct nib_moe
 /* Experts of rows [first, first + n) and their weights into s->moe.chosen and .weight, and where a wants them. */
 enum nib_status nib_cuda_moe_route(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, int32_t n);
 
+/* ---- Activation rows (any/linear.cu) ---- */
+
+/* Rows of y from fp32 rows x [y->rows][y->cols]. */
+enum nib_status nib_cuda_store_act(struct nib_stream *s, const struct nib_act *y, const float *x);
+
 /* ---- Blackwell (blackwell/) ---- */
 
 /* Pointers into `base` for these dims, or with NULL only their sum, which is returned; finds the card's family. m:
@@ -272,6 +277,10 @@ bool nib_cuda_blackwell_packs(const struct nib_weight_desc *d, enum nib_cuda_lay
 /* Matrix i of such a weight from a copy of the stored bytes on the device. */
 cudaError_t nib_cuda_blackwell_pack(const struct nib_stream *s, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
                                     const uint8_t *scales);
+/* y[t] = x[t] w^T by groups (struct nib_o_a_args) for a weight that the family laid out for plain rows. taken: whether it
+ * was, and x fits; else nothing is done. */
+enum nib_status nib_cuda_blackwell_plain(struct nib_stream *s, const struct nib_mat *x, int32_t n_groups,
+                                         const struct nib_weight *w, const struct nib_mat *y, bool *taken);
 /* The ops, which leave to those below what the card's family does not take. */
 enum nib_status nib_cuda_blackwell_norm(struct nib_stream *s, const struct nib_norm_args *a);
 enum nib_status nib_cuda_blackwell_linear(struct nib_stream *s, const struct nib_linear_args *a);
@@ -279,6 +288,7 @@ enum nib_status nib_cuda_blackwell_q_rope(struct nib_stream *s, const struct nib
 enum nib_status nib_cuda_blackwell_kv_insert(struct nib_stream *s, const struct nib_kv_insert_args *a);
 enum nib_status nib_cuda_blackwell_index_select(struct nib_stream *s, const struct nib_index_select_args *a);
 enum nib_status nib_cuda_blackwell_attend(struct nib_stream *s, const struct nib_attend_args *a);
+enum nib_status nib_cuda_blackwell_o_a(struct nib_stream *s, const struct nib_o_a_args *a);
 enum nib_status nib_cuda_blackwell_moe(struct nib_stream *s, const struct nib_moe_args *a);
 
 /* ---- Attention on tensor cores (any/attend_mma.cu) ---- */

@@ -74,7 +74,8 @@ static struct {
     int         before;
 } g_kernels[] = {{"norm", 0},           {"linear_one", 0},      {"place", 0},          {"groups", 0},
                  {"experts_in_16", 0},  {"experts_in_96", 0},   {"experts_out_16", 0}, {"experts_out_96", 0},
-                 {"swiglu_act", 0},     {"attend_f32_bf16", 0}, {"index_f32_bf16", 0}};
+                 {"swiglu_act", 0},     {"attend_f32_bf16", 0}, {"index_f32_bf16", 0},
+                 {"plain_few_f32", 0},   {"plain_many_f32", 0}};
 
 static void kernels(bool in_the_end)
 {

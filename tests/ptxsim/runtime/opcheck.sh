@@ -13,8 +13,9 @@ if [ "$2" = sm100a ] || [ "$2" = sm120a ]; then
         card=100
         plain=
         nvfp4='norm linear_one linear_pair place groups experts_in_16 experts_in_96 experts_out_16 experts_out_96 swiglu_act pack_scales
-            attend_bf16 attend_fp8 attend_nvfp4 attend_f32_bf16 attend_f32_fp8 attend_f32_nvfp4 index_fp4 index_bf16 index_f32_bf16'
-        fp8='fp8_one fp8_pair mxfp4_one mxfp4_pair mxfp4_in_16 mxfp4_in_96 mxfp4_out_16 mxfp4_out_96 place groups swiglu_act combine pack_scales'
+            attend_bf16 attend_fp8 attend_nvfp4 attend_f32_bf16 attend_f32_fp8 attend_f32_nvfp4 index_fp4 index_bf16 index_f32_bf16
+            plain_few_bf16 plain_few_f32 plain_many_bf16 plain_many_f32'
+        fp8='fp8_one fp8_pair mxfp4_one mxfp4_pair mx_in_16 mx_in_96 mx_out_16 mx_out_96 place groups swiglu_act combine pack_scales'
         ;;
     sm120a)
         card=120
@@ -51,13 +52,14 @@ if [ "$2" = sm100a ] || [ "$2" = sm120a ]; then
         [ "$kernels" ] || continue
         : >"$trace"
         while read -r op seed cases; do
-            case $format/$op in fp8/attend | fp8/index_select) continue ;; esac # the same whichever
+            case $format/$op in fp8/attend | fp8/index_select | fp8/o_a) continue ;; esac # the same whichever
             NIB_PTXSIM_TRACE=1 NIB_PTXSIM_SEED=$seed check $format "$seed" "$op" "$cases" 2>>"$trace" ||
                 { grep -v '<<<' "$trace" >&2; exit 1; }
         done <<LIST
 norm 11 3
 linear 7 5
 moe 4 2
+o_a 3 4
 attend 5 1
 index_select 7 2
 LIST

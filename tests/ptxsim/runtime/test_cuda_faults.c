@@ -116,7 +116,7 @@ static void test_no_memory_while_open(void **state)
     struct nib_weight        *w = NULL;
     uint16_t                  values[16 * COLS] = {0};
     struct nib_weight_part    part = {values, NULL, 1};
-    struct nib_weight_desc    desc = {NIB_WEIGHT_BF16, NIB_ACT_PLAIN, 1, 16, COLS, &part};
+    struct nib_weight_desc    desc = {NIB_WEIGHT_BF16, NIB_ACT_PLAIN, 1, 16, COLS, &part, NIB_USE_ANY};
     ptxsim_fail_alloc(1);
     assert_null(api->alloc(b, 1000));
     expect_works(b, &r);

@@ -46,7 +46,7 @@ static void open_once(const char *file, bool *ran, bool *own, char *failed, size
                                                        .vocab = 100}};
     uint8_t                codes[OUT * IN / 2] = {0}, scales[OUT * IN / 16] = {0};
     struct nib_weight_part part = {codes, scales, 1};
-    struct nib_weight_desc desc = {NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, OUT, IN, &part};
+    struct nib_weight_desc desc = {NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, OUT, IN, &part, NIB_USE_ANY};
     struct nib_device_info info;
     struct nib_error       err = {0};
     struct nib_backend    *b = NULL;

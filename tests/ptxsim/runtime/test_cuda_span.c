@@ -11,7 +11,7 @@
 static bool fits(enum nib_weight_type type, int32_t n_out, int32_t n_in, const uint8_t *codes, const uint8_t *scales)
 {
     const struct nib_weight_part part = {codes, scales, 1};
-    return nib_cuda_span_fits(&(struct nib_weight_desc){type, NIB_ACT_PLAIN, 1, n_out, n_in, &part});
+    return nib_cuda_span_fits(&(struct nib_weight_desc){type, NIB_ACT_PLAIN, 1, n_out, n_in, &part, NIB_USE_ANY});
 }
 
 static void test_mxfp4(void **state)
@@ -20,7 +20,7 @@ static void test_mxfp4(void **state)
     uint8_t codes[2 * 32], scales[4] = {200, 200, 200, 200};
     memset(codes, 0x11, sizeof codes);
     assert_int_equal(nib_cuda_largest_scale(&(struct nib_weight_desc){NIB_WEIGHT_MXFP4, NIB_ACT_PLAIN, 1, 2, 64,
-                                                                     &(struct nib_weight_part){codes, scales, 1}}, 0), 200);
+                                                                     &(struct nib_weight_part){codes, scales, 1}, NIB_USE_ANY}, 0), 200);
     assert_true(fits(NIB_WEIGHT_MXFP4, 2, 64, codes, scales));
     scales[3] = 200 - 96;
     assert_true(fits(NIB_WEIGHT_MXFP4, 2, 64, codes, scales));
@@ -67,7 +67,7 @@ static void test_others(void **state)
     uint8_t both[32];
     memset(both, 0x11, sizeof both);
     const struct nib_weight_part part[2] = {{both, near, 1}, {both, far, 1}};
-    struct nib_weight_desc d = {NIB_WEIGHT_MXFP4, NIB_ACT_PLAIN, 2, 1, 64, part};
+    struct nib_weight_desc d = {NIB_WEIGHT_MXFP4, NIB_ACT_PLAIN, 2, 1, 64, part, NIB_USE_ANY};
     assert_false(nib_cuda_span_fits(&d));
     d.n_stack = 1;
     assert_true(nib_cuda_span_fits(&d));

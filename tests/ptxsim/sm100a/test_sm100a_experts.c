@@ -9,7 +9,7 @@
 enum { EXPERTS = 4, WIDE = 1536 /* columns at most */ };
 
 struct problem {
-    bool             mxfp4, hostile, before; /* before: weights multiply the inner rows */
+    bool             mx, fp8, hostile, before; /* mx: MXFP4 weights, or FP8 ones; before: weights multiply the inner rows */
     int32_t          columns, n_tokens, top_k, dim, inner, n_sms;
     float            limit;
     uint64_t         seed;
@@ -40,43 +40,53 @@ struct run {
 
 static int64_t scale_at(const struct problem *p, int64_t row, int64_t block, int64_t n_in)
 {
-    if (!p->mxfp4)
+    if (!p->mx)
         return nib_sm100a_scale_offset(row, block, n_in);
     return row / 128 * ((n_in + 127) / 128) * 512 + block / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4;
 }
 
 static size_t scale_bytes(const struct problem *p, int64_t rows, int64_t n_in)
 {
-    return (size_t)(p->mxfp4 ? nib_sm100a_mx_scale_bytes(rows, n_in) : nib_sm100a_scale_bytes(rows, n_in));
+    return (size_t)(p->mx ? nib_sm100a_mx_scale_bytes(rows, n_in) : nib_sm100a_scale_bytes(rows, n_in));
 }
 
 static struct stack make_stack(struct run *r, int32_t n_out, int32_t n_in, bool linear)
 {
     const struct problem *p = &r->p;
     struct stack s = {.n_out = n_out, .n_in = n_in};
-    int32_t      n_blocks = n_in / (p->mxfp4 ? 32 : 16);
+    int32_t      n_blocks = n_in / (p->mx ? 32 : 16);
     size_t       packed = scale_bytes(p, n_out, n_in), rows = (size_t)EXPERTS * (size_t)n_out;
-    uint8_t     *codes = malloc(rows * (size_t)n_in / 2), *scales = calloc(EXPERTS, packed), stored[WIDE / 16];
+    size_t       row_bytes = (size_t)n_in / (p->fp8 ? 1 : 2);
+    uint8_t     *codes = malloc(rows * row_bytes), *scales = calloc(EXPERTS, packed), stored[WIDE / 16];
     float        alphas[EXPERTS];
     s.value = malloc(rows * (size_t)n_in * sizeof *s.value);
     assert_true(codes && scales && s.value && n_in <= WIDE);
-    for (size_t i = 0; i < rows * (size_t)n_in / 2; i++)
+    for (size_t i = 0; i < rows * row_bytes; i++) {
         codes[i] = (uint8_t)rig_next(&r->random);
+        if (p->fp8 && (codes[i] & 0x7f) == 0x7f) /* NaN */
+            codes[i] = 0x38;
+    }
     for (size_t row = 0; row < rows; row++) {
         size_t e = row / (size_t)n_out, o = row % (size_t)n_out;
         for (int32_t b = 0; b < n_blocks; b++) {
-            stored[b] = (uint8_t)(p->mxfp4 ? 120 + rig_next(&r->random) % 8 : 0x28 + rig_next(&r->random) % 0x20);
+            stored[b] = (uint8_t)(p->mx ? 120 + rig_next(&r->random) % 8 : 0x28 + rig_next(&r->random) % 0x20);
             size_t at = linear ? o * (packed / (size_t)n_out) + (size_t)b : (size_t)scale_at(p, (int64_t)o, b, n_in);
+            if (p->fp8) /* one for 128 values of 128 rows */
+                stored[b] = (uint8_t)(120 + (e * 5 + o / 128 * 3 + (size_t)b / 4) % 8);
             scales[e * packed + at] = stored[b];
         }
-        if (p->mxfp4)
-            nib_fp4_row_decode(codes + row * (size_t)n_in / 2, stored, n_in, s.value + row * (size_t)n_in);
+        for (int32_t b = 0; p->fp8 && b < n_in; b += 32)
+            nib_fp8_row_decode(codes + row * row_bytes + b, stored + b / 32, 32, 128, s.value + row * (size_t)n_in + b);
+        if (p->fp8)
+            continue;
+        if (p->mx)
+            nib_fp4_row_decode(codes + row * row_bytes, stored, n_in, s.value + row * (size_t)n_in);
         else
-            nib_nvfp4_row_decode(codes + row * (size_t)n_in / 2, stored, 1.0f, n_in, s.value + row * (size_t)n_in);
+            nib_nvfp4_row_decode(codes + row * row_bytes, stored, 1.0f, n_in, s.value + row * (size_t)n_in);
     }
     for (int e = 0; e < EXPERTS; e++)
-        alphas[e] = p->mxfp4 ? 1.0f : 1e-2f * (float)(e + 3);
-    s.codes = rig_alloc(r->m, rows * (size_t)n_in / 2, codes);
+        alphas[e] = p->mx ? 1.0f : 1e-2f * (float)(e + 3);
+    s.codes = rig_alloc(r->m, rows * row_bytes, codes);
     s.scales = rig_alloc(r->m, EXPERTS * packed, scales);
     s.alphas = rig_alloc(r->m, sizeof alphas, alphas);
     free(codes);
@@ -87,12 +97,12 @@ static struct stack make_stack(struct run *r, int32_t n_out, int32_t n_in, bool 
 /* Places for n rows; scales of no row are NaN, which must not reach any that counts. */
 static struct nib_blackwell_rows make_places(struct run *r, int32_t n_in, bool written)
 {
-    enum nib_act_format       format = r->p.mxfp4 ? NIB_ACT_FP8 : NIB_ACT_NVFP4;
+    enum nib_act_format       format = r->p.mx ? NIB_ACT_FP8 : NIB_ACT_NVFP4;
     struct nib_blackwell_rows q = {.codes_stride = nib_act_codes_stride(format, n_in)};
     size_t bytes = scale_bytes(&r->p, r->scale_rows, n_in), n = (size_t)r->n_pairs;
     void  *nan = malloc(bytes), *zero = calloc(n, (size_t)q.codes_stride);
     assert_true(nan && zero);
-    memset(nan, r->p.mxfp4 ? 0xff : 0x7f, bytes);
+    memset(nan, r->p.mx ? 0xff : 0x7f, bytes);
     q.codes = rig_alloc(r->m, n * (size_t)q.codes_stride, written ? zero : NULL);
     q.scales = rig_alloc(r->m, bytes, nan);
     q.row_scale = rig_alloc(r->m, n * 4, NULL);
@@ -106,7 +116,7 @@ static struct nib_blackwell_rows make_places(struct run *r, int32_t n_in, bool w
 static void fill_rows(struct run *r)
 {
     const struct problem *p = &r->p;
-    int32_t  n_in = p->dim, block = p->mxfp4 ? 128 : 16, n_blocks = (n_in + block - 1) / block;
+    int32_t  n_in = p->dim, block = p->mx ? 128 : 16, n_blocks = (n_in + block - 1) / block;
     float   *x = malloc((size_t)n_in * 4);
     uint8_t *stored = malloc((size_t)n_blocks);
     r->rows = make_places(r, n_in, true);
@@ -122,19 +132,19 @@ static void fill_rows(struct run *r)
             x[3] = NAN;
         if (p->hostile && pair % 7 == 5)
             memset(x, 0, (size_t)n_in * 4);
-        if (p->mxfp4)
+        if (p->mx)
             nib_fp8_row_encode(x, n_in, 128, codes, stored);
         else
             nib_nvfp4_row_encode(x, n_in, codes, stored, &g);
         r->rows.row_scale[row] = g;
         for (int32_t b = 0; b < (n_in + 255) / 256 * 256 / block; b++) {
             uint8_t byte = b < n_blocks && isfinite(g) ? stored[b] : 0;
-            for (int32_t k = 0; p->mxfp4 && b < n_blocks && k < 4; k++)
+            for (int32_t k = 0; p->mx && b < n_blocks && k < 4; k++)
                 r->rows.scales[scale_at(p, r->g.scale_row[row], b * 4 + k, n_in)] = byte;
-            if (!p->mxfp4)
+            if (!p->mx)
                 r->rows.scales[scale_at(p, r->g.scale_row[row], b, n_in)] = byte;
         }
-        if (p->mxfp4)
+        if (p->mx)
             nib_fp8_row_decode(codes, stored, n_in, 128, r->x + (int64_t)row * n_in);
         else
             nib_nvfp4_row_decode(codes, stored, g, n_in, r->x + (int64_t)row * n_in);
@@ -190,12 +200,12 @@ static bool launch(struct run *r, const struct nib_sm100a_experts *e)
 static struct nib_sm100a_experts problem_of(const struct run *r, const struct nib_blackwell_rows *x, int32_t n_parts,
                                             const struct stack *a, const struct stack *b)
 {
-    struct nib_sm100a_experts e = {.mxfp4 = r->p.mxfp4, .n_parts = n_parts, .columns = r->p.columns,
+    struct nib_sm100a_experts e = {.format = r->p.fp8 ? NIB_SM100A_FP8 : r->p.mx ? NIB_SM100A_MXFP4 : NIB_SM100A_NVFP4, .n_parts = n_parts, .columns = r->p.columns,
                                    .n_pairs = r->n_pairs, .n_rows = r->p.n_tokens, .n_experts = EXPERTS,
                                    .n_out = a->n_out, .n_in = a->n_in, .x_codes = x->codes, .x_scales = x->scales,
                                    .x_stride = x->codes_stride, .n_sms = r->p.n_sms,
                                    .w_codes = {a->codes, b->codes}, .w_scales = {a->scales, b->scales}};
-    e.rest = (struct nib_sm100a_experts_args){.row_scale = r->p.mxfp4 ? NULL : x->row_scale,
+    e.rest = (struct nib_sm100a_experts_args){.row_scale = r->p.mx ? NULL : x->row_scale,
                                               .alphas = {a->alphas, b->alphas}, .groups = r->g.groups,
                                               .n_groups = r->g.n_groups, .pair = r->g.pair, .limit = r->p.limit};
     return e;
@@ -258,7 +268,7 @@ static double product(const struct run *r, const float *x, const struct stack *w
         size += fabs(v);
     }
     /* Roundings of the sum after every product, of both scales and their product. */
-    *bound = (w->n_in / (r->p.mxfp4 ? 32 : 64) + 5) * 0x1p-24 * size;
+    *bound = (w->n_in / (r->p.mx ? 32 : 64) + 5) * 0x1p-24 * size;
     return sum;
 }
 
@@ -290,26 +300,26 @@ static bool inner_right(const struct run *r, int32_t row, char *text, size_t byt
 /* Row `row` of r->inner is what the encoder makes of what stands in r->h; its values to value. */
 static bool encoded_right(const struct run *r, int32_t row, float *value, char *text, size_t bytes)
 {
-    int32_t  n = r->p.inner, block = r->p.mxfp4 ? 128 : 16, n_codes = r->p.mxfp4 ? n : n / 2;
+    int32_t  n = r->p.inner, block = r->p.mx ? 128 : 16, n_codes = r->p.mx ? n : n / 2;
     uint8_t  codes[WIDE], scales[WIDE / 16];
     float    g = 1.0f;
     const uint8_t *got = r->inner.codes + row * r->inner.codes_stride;
-    if (r->p.mxfp4)
+    if (r->p.mx)
         nib_fp8_row_encode(r->h + (int64_t)row * n, n, 128, codes, scales);
     else
         nib_nvfp4_row_encode(r->h + (int64_t)row * n, n, codes, scales, &g);
-    if (!r->p.mxfp4 && r->inner.row_scale[row] != g && !(isnan(g) && isnan(r->inner.row_scale[row])))
+    if (!r->p.mx && r->inner.row_scale[row] != g && !(isnan(g) && isnan(r->inner.row_scale[row])))
         return off(text, bytes, "row scale", row, 0, (double)r->inner.row_scale[row], (double)g);
     for (int32_t b = 0; b < (n + block - 1) / block; b++)
-        for (int32_t k = 0; k < (r->p.mxfp4 ? 4 : 1); k++) {
-            int32_t have = r->inner.scales[scale_at(&r->p, r->g.scale_row[row], r->p.mxfp4 ? b * 4 + k : b, n)];
+        for (int32_t k = 0; k < (r->p.mx ? 4 : 1); k++) {
+            int32_t have = r->inner.scales[scale_at(&r->p, r->g.scale_row[row], r->p.mx ? b * 4 + k : b, n)];
             if (have != (isfinite(g) ? scales[b] : 0))
                 return off(text, bytes, "scale", row, b, have, scales[b]);
         }
     for (int32_t i = 0; i < n_codes && isfinite(g); i++)
         if (got[i] != codes[i] && scales[i / 128] != 255)
             return off(text, bytes, "code", row, i, got[i], codes[i]);
-    if (r->p.mxfp4)
+    if (r->p.mx)
         nib_fp8_row_decode(codes, scales, n, 128, value);
     else
         nib_nvfp4_row_decode(codes, scales, g, n, value);
@@ -402,17 +412,31 @@ static void mxfp4(void **state)
     (void)state;
     (void)rig_module("experts_sm100a");
     struct problem p = few;
-    p.mxfp4 = true;
+    p.mx = true;
     p.dim = 768;
     p.inner = 128;
     pass(p, all_of_it ? 12 : 0);
     p.hostile = true;
     pass(p, all_of_it ? 6 : 1);
     p = many;
-    p.mxfp4 = true;
+    p.mx = true;
     p.dim = 256;
     p.inner = 256;
     p.before = true;
+    pass(p, all_of_it ? 12 : 0);
+}
+
+static void fp8(void **state)
+{
+    (void)state;
+    (void)rig_module("experts_sm100a");
+    struct problem p = few;
+    p.mx = p.fp8 = true;
+    p.dim = 736; /* the last stage is not full */
+    pass(p, all_of_it ? 12 : 1);
+    p = many;
+    p.mx = p.fp8 = p.hostile = p.before = true;
+    p.dim = 160;
     pass(p, all_of_it ? 12 : 0);
 }
 
@@ -432,15 +456,15 @@ static void same_bits(struct problem p)
     if (!run(&a) || !run(&b))
         fail_msg("%s%s", a.error, b.error);
     assert_true(*b.g.n_groups < *a.g.n_groups);
-    size_t inner = (size_t)p.inner * 4, dim = (size_t)p.dim * 4, codes = (size_t)(p.mxfp4 ? p.inner : p.inner / 2);
+    size_t inner = (size_t)p.inner * 4, dim = (size_t)p.dim * 4, codes = (size_t)(p.mx ? p.inner : p.inner / 2);
     for (int32_t pair = 0; pair < a.n_pairs; pair++) {
         int64_t i = a.g.place[pair], j = b.g.place[pair];
         same("inputs", pair, a.x + i * p.dim, b.x + j * p.dim, dim);
         same("SwiGLU's results", pair, a.h + i * p.inner, b.h + j * p.inner, inner);
         same("codes", pair, a.inner.codes + i * a.inner.codes_stride, b.inner.codes + j * b.inner.codes_stride, codes);
-        if (!p.mxfp4)
+        if (!p.mx)
             same("row scales", pair, &a.inner.row_scale[i], &b.inner.row_scale[j], 4);
-        for (int32_t k = 0; k < p.inner / (p.mxfp4 ? 32 : 16); k++)
+        for (int32_t k = 0; k < p.inner / (p.mx ? 32 : 16); k++)
             same("scales", pair, &a.inner.scales[scale_at(&p, a.g.scale_row[i], k, p.inner)],
                  &b.inner.scales[scale_at(&p, b.g.scale_row[j], k, p.inner)], 1);
         same("second products", pair, a.z + i * p.dim, b.z + j * p.dim, dim);
@@ -459,7 +483,7 @@ static void both_sizes(void **state)
     same_bits(p);
     p.hostile = p.before = true;
     same_bits(p);
-    p.mxfp4 = true;
+    p.mx = true;
     p.dim = 640;
     p.inner = 128;
     same_bits(p);
@@ -563,7 +587,8 @@ static void broken(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(nvfp4), cmocka_unit_test(mxfp4), cmocka_unit_test(both_sizes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(nvfp4), cmocka_unit_test(mxfp4), cmocka_unit_test(fp8),
+                                       cmocka_unit_test(both_sizes)};
     const struct CMUnitTest wrong[] = {cmocka_unit_test(broken)};
     all_of_it = argc > 1 && strcmp(argv[1], "long") == 0;
     if (argc > 1 && strcmp(argv[1], "broken") == 0)

@@ -247,6 +247,14 @@ static __global__ void store_act(const struct nib_act y, const float *x, int64_t
     nib_act_store_block(y, first + blockIdx.x, row, buffer);
 }
 
+enum nib_status nib_cuda_store_act(struct nib_stream *s, const struct nib_act *y, const float *x)
+{
+    size_t bytes = (size_t)y->cols * sizeof(float);
+    cudaFuncSetAttribute(store_act, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    nib_launch(s, store_act, (unsigned)y->rows, 256, bytes, *y, x, (int64_t)0);
+    return nib_cuda_check(s, cudaGetLastError(), "activation rows");
+}
+
 enum nib_status nib_cuda_o_a(struct nib_stream *s, const struct nib_o_a_args *a)
 {
     struct nib_act x;
@@ -270,7 +278,7 @@ enum nib_status nib_cuda_o_a(struct nib_stream *s, const struct nib_o_a_args *a)
         if (nib_cuda_wide_takes(s, &x, n, 1, &a->w, p.group_rows)) {
             NIB_TRY(nib_cuda_wide(s, &x, first, n, 1, &a->w, p.y, p.group_rows));
         } else {
-            NIB_TRY(nib_cuda_rows_prepare(s, &x, NIB_ACT_PLAIN, first, n, p.w[0].layout == NIB_CUDA_STORED, &at, &p.x[0]));
+            NIB_TRY(nib_cuda_rows_prepare(s, &x, NIB_ACT_PLAIN, first, n, p.w[0].layout != NIB_CUDA_TILED, &at, &p.x[0]));
             NIB_TRY(nib_cuda_products_run(s, &p));
         }
         if (!direct) {

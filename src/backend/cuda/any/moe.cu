@@ -364,11 +364,17 @@ static enum nib_status route(struct nib_stream *s, const struct nib_moe_args *a,
     router.y[0].rows = n;
     router.y[0].cols = a->n_experts;
     router.y[0].stride = a->n_experts;
-    bool wide = a->router->act == NIB_ACT_PLAIN && nib_cuda_wide_takes(s, &a->x, n, 1, &a->router, 0);
+    struct nib_mat x = a->x.plain;
+    bool           sums = false; /* not scores */
+    x.data = (uint8_t *)x.data + first * x.stride * (x.dtype == NIB_DTYPE_F32 ? 4 : 2);
+    x.rows = n;
+    if (!one)
+        NIB_TRY(nib_cuda_blackwell_plain(s, &x, 1, a->router, router.y, &sums));
+    bool wide = !sums && a->router->act == NIB_ACT_PLAIN && nib_cuda_wide_takes(s, &a->x, n, 1, &a->router, 0);
     if (wide) {
         NIB_TRY(nib_cuda_wide(s, &a->x, first, n, 1, &a->router, router.y, 0));
-    } else {
-        bool f32 = router.w[0].layout == NIB_CUDA_STORED;
+    } else if (!sums) {
+        bool f32 = router.w[0].layout != NIB_CUDA_TILED;
         NIB_TRY(nib_cuda_rows_prepare(s, &a->x, NIB_ACT_PLAIN, first, n, f32, &at, &router.x[0]));
         NIB_TRY(nib_cuda_products_run(s, &router));
     }
@@ -378,7 +384,7 @@ static enum nib_status route(struct nib_stream *s, const struct nib_moe_args *a,
     bool   together = segment_rows > 0 && n <= 64;
     size_t keys = (size_t)a->n_experts * 8, counts = (size_t)a->n_experts * 8;
     cudaFuncSetAttribute(choose_experts, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)keys);
-    nib_launch(s, choose_experts, (unsigned)n, 256, keys, *a, *a->rows, first, *m, !wide, together ? segment_rows : 0,
+    nib_launch(s, choose_experts, (unsigned)n, 256, keys, *a, *a->rows, first, *m, !wide && !sums, together ? segment_rows : 0,
                s->arrived);
     if (segment_rows > 0 && !together) {
         cudaFuncSetAttribute(sort_pairs, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)counts);

@@ -157,7 +157,7 @@ bool nib_cuda_runs_here(void)
 cudaError_t nib_cuda_pack(cudaStream_t stream, const struct nib_cuda_matrix *m, int32_t i, const uint8_t *codes,
                           const uint8_t *scales, int32_t most)
 {
-    struct nib_weight_desc d = {(enum nib_weight_type)m->type, NIB_ACT_PLAIN, 1, m->n_out, m->n_in, NULL};
+    struct nib_weight_desc d = {(enum nib_weight_type)m->type, NIB_ACT_PLAIN, 1, m->n_out, m->n_in, NULL, NIB_USE_ANY};
     size_t                 n_codes, n_scales, stored_scales, stored = stored_bytes(&d, &stored_scales);
     (void)nib_cuda_layout_of(&d, &n_codes, &n_scales);
     uint8_t               *to = (uint8_t *)m->codes + i * m->codes_stride, *to_scales = (uint8_t *)m->scales + i * m->scales_stride;

@@ -73,6 +73,10 @@ enum nib_status nib_cuda_blackwell_ready(struct nib_stream *s, enum nib_act_form
     struct nib_cuda_blackwell *x = &s->blackwell;
     const char                *name = format == NIB_ACT_NVFP4 ? "NVFP4" : "FP8";
     char                      *why_not = x->why_not[format];
+    if (format == NIB_ACT_PLAIN) { /* weights of whole ops */
+        *ready = x->ops_on;
+        return NIB_OK;
+    }
     if (!x->on[format] && why_not[0] == 0) {
         if (!nib_blackwell_known(s, name, why_not, sizeof x->why_not[format])) {
             enum nib_status status = nib_blackwell_selftest(s, format, why_not, sizeof x->why_not[format]);
@@ -400,6 +404,44 @@ enum nib_status nib_cuda_blackwell_moe(struct nib_stream *s, const struct nib_mo
         NIB_TRY(nib_blackwell_experts_run(s, a, &x, mat_rows(a->y, first, n)));
     }
     return NIB_OK;
+}
+
+/* ---- Plain rows ---- */
+
+enum nib_status nib_cuda_blackwell_plain(struct nib_stream *s, const struct nib_mat *x, int32_t n_groups,
+                                         const struct nib_weight *w, const struct nib_mat *y, bool *taken)
+{
+    *taken = takes(s, w) && s->blackwell.family->plain && w->act == NIB_ACT_PLAIN;
+    return *taken ? s->blackwell.family->plain(s, x, n_groups, nib_cuda_matrix_of(w), y, taken) : NIB_OK;
+}
+
+/* Rows as the next product takes them, from s->out. */
+static enum nib_status o_a_rows(struct nib_stream *s, const struct nib_act *y)
+{
+    if (!s->blackwell.on[NIB_ACT_NVFP4] || y->format != NIB_ACT_NVFP4 || y->cols % 16 != 0)
+        return nib_cuda_store_act(s, y, s->out);
+    struct nib_blackwell_norm_args n = {.x = s->out,
+                                        .plain = y->plain.data,
+                                        .x_stride = y->cols,
+                                        .plain_stride = y->plain.stride,
+                                        .n_in = y->cols,
+                                        .x_f32 = 1,
+                                        .plain_f32 = y->plain.dtype == NIB_DTYPE_F32,
+                                        .y = rows_to(y)};
+    return launch(s, s->blackwell.family->norm, y->rows, 1, ROW_THREADS, (size_t)y->cols * sizeof(float), &n,
+                  "activation rows");
+}
+
+enum nib_status nib_cuda_blackwell_o_a(struct nib_stream *s, const struct nib_o_a_args *a)
+{
+    bool           direct = a->y.format == NIB_ACT_PLAIN, taken;
+    struct nib_mat sums = {s->out, NIB_DTYPE_F32, a->x.rows, a->w->n_out, a->w->n_out};
+    if (a->x.rows == 0)
+        return NIB_OK;
+    NIB_TRY(nib_cuda_blackwell_plain(s, &a->x, a->n_groups, a->w, direct ? &a->y.plain : &sums, &taken));
+    if (!taken)
+        return nib_cuda_o_a(s, a);
+    return direct ? NIB_OK : o_a_rows(s, &a->y);
 }
 
 /* ---- Whole ops of a family ---- */

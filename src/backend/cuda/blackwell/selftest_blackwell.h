@@ -70,8 +70,8 @@ void nib_selftest_hold_product(struct nib_selftest *t, const char *kernel, int32
 void nib_selftest_hold_codes(struct nib_selftest *t, const char *kernel, int32_t row, const float *x, int32_t n,
                              const uint8_t *codes, const uint8_t *scales, float g, int32_t steps);
 
-/* A mixture of n tokens, link by link. */
+/* A mixture of n tokens, link by link. down: of the second product. */
 enum nib_status nib_selftest_experts(struct nib_selftest *t, struct nib_selftest_experts *m, enum nib_weight_type type,
-                                     enum nib_weight_type shared, int32_t n);
+                                     enum nib_weight_type down, enum nib_weight_type shared, int32_t n);
 
 #endif

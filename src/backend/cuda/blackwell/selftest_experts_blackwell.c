@@ -97,7 +97,7 @@ static void hold_experts(struct nib_selftest *t, const struct nib_selftest_exper
     struct nib_cuda_moe_scratch *r = &t->s.moe;
     int64_t      stride = nib_act_codes_stride(t->format, INNER), s_stride = nib_act_scales_stride(t->format, INNER);
     int32_t      pairs = n * TOP;
-    bool         fused = t->family->experts_in && m->w1.w.head.type != NIB_WEIGHT_FP8;
+    bool         fused = t->family->experts_in && m->w1.w.head.type == m->w2.w.head.type;
     bool         atoms = t->family->scale_offset && (fused || t->format == NIB_ACT_NVFP4);
     struct links l = {.fused = fused, .atoms = atoms, .repeated = atoms && t->format == NIB_ACT_FP8};
     l.scales_bytes = atoms ? q->inner_atoms_bytes : PAIRS * s_stride;
@@ -141,7 +141,7 @@ static void hold_experts(struct nib_selftest *t, const struct nib_selftest_exper
 
 /* n tokens. Expert 2 gets nobody; some tokens' choices do not ascend. */
 enum nib_status nib_selftest_experts(struct nib_selftest *t, struct nib_selftest_experts *m, enum nib_weight_type type,
-                                    enum nib_weight_type shared, int32_t n)
+                                    enum nib_weight_type down, enum nib_weight_type shared, int32_t n)
 {
     int32_t chosen[PAIRS];
     float   weight[PAIRS], *x = calloc(TOKENS * DIM, sizeof *x);
@@ -151,7 +151,7 @@ enum nib_status nib_selftest_experts(struct nib_selftest *t, struct nib_selftest
     }
     nib_selftest_make_matrix(t, &m->w1, type, EXPERTS, INNER, DIM);
     nib_selftest_make_matrix(t, &m->w3, type, EXPERTS, INNER, DIM);
-    nib_selftest_make_matrix(t, &m->w2, type, EXPERTS, DIM, INNER);
+    nib_selftest_make_matrix(t, &m->w2, down, EXPERTS, DIM, INNER);
     nib_selftest_make_matrix(t, &m->sw1, shared, 1, INNER, DIM);
     nib_selftest_make_matrix(t, &m->sw3, shared, 1, INNER, DIM);
     nib_selftest_make_matrix(t, &m->sw2, shared, 1, DIM, INNER);

@@ -69,7 +69,7 @@ static void decode(const struct nib_weight_desc *d, const uint8_t *codes, const 
 void nib_selftest_make_matrix(struct nib_selftest *t, struct nib_selftest_matrix *m, enum nib_weight_type type,
                               int32_t n_stack, int32_t n_out, int32_t n_in)
 {
-    const struct nib_weight_desc d = {type, t->format, n_stack, n_out, n_in, NULL};
+    const struct nib_weight_desc d = {type, t->format, n_stack, n_out, n_in, NULL, NIB_USE_ANY};
     bool   nvfp4 = type == NIB_WEIGHT_NVFP4, fp8 = type == NIB_WEIGHT_FP8;
     size_t values = (size_t)n_out * (size_t)n_in, codes = fp8 ? values : values / 2, packed_codes, packed_scales;
     size_t scales = fp8 ? (size_t)((n_out + 127) / 128 * ((n_in + 127) / 128)) : values / (nvfp4 ? 16 : 32);

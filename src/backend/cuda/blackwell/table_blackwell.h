@@ -77,6 +77,10 @@ struct nib_blackwell_family {
     enum nib_status (*multiply)(struct nib_stream *s, const struct nib_blackwell_x *x, const struct nib_cuda_matrix *w,
                                 const struct nib_mat *y, const struct nib_blackwell_experts *e);
 
+    /* nib_cuda_blackwell_plain() for weights of whole ops (`use`) that `packs` took; NULL: none. */
+    enum nib_status (*plain)(struct nib_stream *s, const struct nib_mat *x, int32_t n_groups,
+                             const struct nib_cuda_matrix *w, const struct nib_mat *y, bool *taken);
+
     /* A mixture in two kernels, where tiles_of has asked for words to be cleared; NULL: in products, SwiGLU and a sum.
      * in: SwiGLU of x w1^T and x w3^T as rows; out: c's sum of the experts of x w2^T, for n_rows rows. */
     enum nib_status (*experts_in)(struct nib_stream *s, const struct nib_moe_args *a, const struct nib_blackwell_x *x,

@@ -156,6 +156,8 @@ NIB_DEVICE float nib_tiled_value(const struct nib_cuda_matrix &m, const uint8_t 
 /* Scales in atoms of 128 rows by 4 blocks of 16 values (NVFP4) or 32, rows padded to 128 and columns to 256 or 128. */
 NIB_DEVICE float nib_atoms_value(const struct nib_cuda_matrix &m, const uint8_t *codes, const uint8_t *scales, int64_t o, int64_t k)
 {
+    if (m.type == NIB_WEIGHT_BF16)
+        return nib_stored_value(m, codes, scales, o, k);
     bool     nvfp4 = m.type == NIB_WEIGHT_NVFP4;
     int64_t  band = nvfp4 ? ((int64_t)m.n_in + 255) / 256 * 2048 : ((int64_t)m.n_in + 127) / 128 * 512, block = k / (nvfp4 ? 16 : 32);
     uint32_t scale = scales[o / 128 * band + block / 4 * 512 + o % 32 * 16 + o % 128 / 32 * 4 + block % 4];

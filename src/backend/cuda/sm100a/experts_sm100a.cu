@@ -5,6 +5,8 @@
  *        rows again for the second product
  *   out  the second product and the weighted sum of each row's experts
  *
+ * FP8 and MXFP4 weights (mx_*) differ in the copies' maps and the instruction's type alone: a row of a stage is 128 bytes.
+ *
  * Roles of warps as in linear_sm100a.cu: warp 4 loads stages, warp 5 multiplies, warps 0-3 read finished tiles. A tile
  * is a group of rows (listed on the device) by 128 outputs. What needs more than a tile comes last: a row's scale needs
  * the largest of all its values, a weighted sum all of its experts. So results go to memory (L2, in effect), and once
@@ -125,7 +127,7 @@ NIB_DEVICE void multiply_tiles(const struct nib_sm100a_experts_args &a, int32_t 
                         nib_mma_nvfp4<1>(d + p * COLUMNS, w, x, nib_instruction_nvfp4(kLanes, columns),
                                          w_scales + 4 * (PARTS * j + p), x_scales + 4 * j, more);
                     else
-                        nib_mma_mx<1>(d + p * COLUMNS, w, x, nib_instruction_mx(kLanes, columns, 5, 0, j),
+                        nib_mma_mx<1>(d + p * COLUMNS, w, x, nib_instruction_mx(kLanes, columns, a.w_type, 0, j),
                                       w_scales + 4 * p, x_scales, more);
                 }
             }
@@ -419,25 +421,25 @@ nib_sm100a_experts_out_16(const __grid_constant__ struct nib_sm100a_experts_args
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-nib_sm100a_mxfp4_in_96(const __grid_constant__ struct nib_sm100a_experts_args a)
+nib_sm100a_mx_in_96(const __grid_constant__ struct nib_sm100a_experts_args a)
 {
     experts<false, 2, 96, 4>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-nib_sm100a_mxfp4_in_16(const __grid_constant__ struct nib_sm100a_experts_args a)
+nib_sm100a_mx_in_16(const __grid_constant__ struct nib_sm100a_experts_args a)
 {
     experts<false, 2, 16, 5>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-nib_sm100a_mxfp4_out_96(const __grid_constant__ struct nib_sm100a_experts_args a)
+nib_sm100a_mx_out_96(const __grid_constant__ struct nib_sm100a_experts_args a)
 {
     experts<false, 1, 96, 6>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-nib_sm100a_mxfp4_out_16(const __grid_constant__ struct nib_sm100a_experts_args a)
+nib_sm100a_mx_out_16(const __grid_constant__ struct nib_sm100a_experts_args a)
 {
     experts<false, 1, 16, 8>(a);
 }

@@ -24,10 +24,10 @@ void nib_sm100a_experts_in_96(const struct nib_sm100a_experts_args a);
 void nib_sm100a_experts_in_16(const struct nib_sm100a_experts_args a);
 void nib_sm100a_experts_out_96(const struct nib_sm100a_experts_args a);
 void nib_sm100a_experts_out_16(const struct nib_sm100a_experts_args a);
-void nib_sm100a_mxfp4_in_96(const struct nib_sm100a_experts_args a);
-void nib_sm100a_mxfp4_in_16(const struct nib_sm100a_experts_args a);
-void nib_sm100a_mxfp4_out_96(const struct nib_sm100a_experts_args a);
-void nib_sm100a_mxfp4_out_16(const struct nib_sm100a_experts_args a);
+void nib_sm100a_mx_in_96(const struct nib_sm100a_experts_args a);
+void nib_sm100a_mx_in_16(const struct nib_sm100a_experts_args a);
+void nib_sm100a_mx_out_96(const struct nib_sm100a_experts_args a);
+void nib_sm100a_mx_out_16(const struct nib_sm100a_experts_args a);
 
 enum {
     PLACE_THREADS = 128,
@@ -53,6 +53,11 @@ static bool format_of(enum nib_weight_type type, enum nib_act_format act, enum n
 static bool packs(const struct nib_weight_desc *d, size_t *codes, size_t *scales)
 {
     enum nib_sm100a_format format;
+    if (d->type == NIB_WEIGHT_BF16 && d->act == NIB_ACT_PLAIN) { /* plain_sm100a.cu reads units of 8 values */
+        *codes = (size_t)d->n_out * (size_t)d->n_in * 2;
+        *scales = 0;
+        return d->use != NIB_USE_ANY && d->n_stack == 1 && d->n_in % 8 == 0;
+    }
     /* Rows of codes are read by boxes that begin at multiples of 16 bytes; those that the copy spreads, of 64. */
     if (!format_of(d->type, d->act, &format) || d->n_in % (format == NIB_SM100A_MXFP4 ? 128 : 32) != 0)
         return false;
@@ -77,6 +82,8 @@ static cudaError_t pack(cudaStream_t stream, const struct nib_cuda_matrix *m, in
     a.format = (int32_t)format;
     cudaError_t e = cudaMemcpyAsync((uint8_t *)(uintptr_t)m->codes + i * m->codes_stride, codes,
                                     (size_t)m->codes_stride, cudaMemcpyDeviceToDevice, stream);
+    if (m->type == NIB_WEIGHT_BF16)
+        return e;
     return e != cudaSuccess ? e : cudaLaunchKernel((const void *)nib_sm100a_pack_scales, grid, block, args, 0, stream);
 }
 
@@ -193,10 +200,9 @@ static enum nib_status take_inner(struct nib_stream *s, const struct nib_act *x,
 static void tiles_of(const struct nib_stream *s, const struct nib_moe_args *a, int32_t n_pairs,
                      struct nib_blackwell_groups_args *g)
 {
-    bool nvfp4 = a->w1->type == NIB_WEIGHT_NVFP4, mxfp4 = a->w1->type == NIB_WEIGHT_MXFP4;
     bool same = a->w2->type == a->w1->type && a->w3->type == a->w1->type && a->w2->act == a->w1->act;
     /* experts_sm100a.cu sums up to 32 experts, and stores rows in words of 32 values. */
-    bool fused = (nvfp4 || mxfp4) && same && a->top_k <= 32 && a->w1->n_out % 32 == 0 && a->w2->n_out % 32 == 0;
+    bool fused = same && a->top_k <= 32 && a->w1->n_out % 32 == 0 && a->w2->n_out % 32 == 0;
     g->tile_rows = !fused                                   ? nib_sm100a_tile_rows(1)
                    : n_pairs <= FEW_COLUMNS * a->n_experts ? FEW_COLUMNS
                                                             : MANY_COLUMNS;
@@ -251,8 +257,8 @@ static enum nib_status experts(struct nib_stream *s, const struct nib_sm100a_exp
     static const void *const kernel[2][2][2] = {
         {{(const void *)nib_sm100a_experts_out_16, (const void *)nib_sm100a_experts_out_96},
          {(const void *)nib_sm100a_experts_in_16, (const void *)nib_sm100a_experts_in_96}},
-        {{(const void *)nib_sm100a_mxfp4_out_16, (const void *)nib_sm100a_mxfp4_out_96},
-         {(const void *)nib_sm100a_mxfp4_in_16, (const void *)nib_sm100a_mxfp4_in_96}}};
+        {{(const void *)nib_sm100a_mx_out_16, (const void *)nib_sm100a_mx_out_96},
+         {(const void *)nib_sm100a_mx_in_16, (const void *)nib_sm100a_mx_in_96}}};
     struct nib_sm100a_experts_args args;
     struct nib_blackwell_launch    l;
     nib_sm100a_encode             *encode;
@@ -260,15 +266,14 @@ static enum nib_status experts(struct nib_stream *s, const struct nib_sm100a_exp
     memcpy(&encode, &s->blackwell.encode, sizeof encode);
     if (!nib_sm100a_experts_plan(p, encode, &args, &l, why, sizeof why))
         return nib_error_set(&s->error, NIB_E_DEVICE, "cuda: %s", why);
-    return nib_blackwell_launch(s, kernel[p->mxfp4][p->n_parts - 1][p->columns == MANY_COLUMNS], (dim3){l.grid, 1, 1},
+    return nib_blackwell_launch(s, kernel[p->format != NIB_SM100A_NVFP4][p->n_parts - 1][p->columns == MANY_COLUMNS], (dim3){l.grid, 1, 1},
                                 l.block, 1, l.shared_bytes, &args, what);
 }
 
 static struct nib_sm100a_experts problem(const struct nib_stream *s, const struct nib_blackwell_x *x, int32_t n_parts,
                                          const struct nib_weight *const w[], const struct nib_blackwell_experts *e)
 {
-    struct nib_sm100a_experts p = {.mxfp4 = w[0]->type == NIB_WEIGHT_MXFP4,
-                                   .n_parts = n_parts,
+    struct nib_sm100a_experts p = {.n_parts = n_parts,
                                    .columns = e->tile_rows,
                                    .n_pairs = x->rows,
                                    .n_experts = e->n_experts,
@@ -279,6 +284,7 @@ static struct nib_sm100a_experts problem(const struct nib_stream *s, const struc
                                    .x_stride = x->codes_stride,
                                    .n_sms = s->n_sms,
                                    .rest = {.row_scale = x->row_scale, .groups = e->groups, .n_groups = e->n_groups}};
+    (void)format_of(w[0]->type, x->format, &p.format);
     for (int32_t i = 0; i < n_parts; i++) {
         const struct nib_cuda_matrix *m = nib_cuda_matrix_of(w[i]);
         p.w_codes[i] = m->codes;
@@ -357,6 +363,7 @@ const struct nib_blackwell_family nib_blackwell_sm100a = {
     .take_inner = take_inner,
     .tiles_of = tiles_of,
     .multiply = multiply,
+    .plain = nib_sm100a_plain_multiply,
     .experts_in = experts_in,
     .experts_out = experts_out,
     .products = products,

@@ -1,6 +1,9 @@
-/* Whole ops of the sm_100a family: attention, and the indexer's scores, from which any/ takes the largest. */
+/* Whole ops of the sm_100a family: attention, products of plain rows, and the indexer's scores, from which any/ takes the
+ * largest. */
 #include "backend/cuda/sm100a/ops_sm100a.h"
 #include "backend/cuda/sm100a/sm100a.h"
+
+#include <string.h>
 
 /* Host handles of the kernels. */
 void nib_sm100a_attend_bf16(const struct nib_sm100a_attend_args a);
@@ -12,6 +15,10 @@ void nib_sm100a_attend_f32_nvfp4(const struct nib_sm100a_attend_args a);
 void nib_sm100a_index_fp4(const struct nib_blackwell_index_args a);
 void nib_sm100a_index_bf16(const struct nib_blackwell_index_args a);
 void nib_sm100a_index_f32_bf16(const struct nib_blackwell_index_args a);
+void nib_sm100a_plain_few_bf16(const struct nib_sm100a_plain_args a);
+void nib_sm100a_plain_few_f32(const struct nib_sm100a_plain_args a);
+void nib_sm100a_plain_many_bf16(const struct nib_sm100a_plain_args a);
+void nib_sm100a_plain_many_f32(const struct nib_sm100a_plain_args a);
 
 enum {
     GRID_Y_MOST = 32768,
@@ -113,4 +120,40 @@ enum nib_status nib_sm100a_index_select(struct nib_stream *s, const struct nib_i
                                  (long long)n_entries);
     }
     return nib_cuda_check(s, cudaGetLastError(), "index_select");
+}
+
+/* ---- Plain rows times BF16 weights ---- */
+
+enum nib_status nib_sm100a_plain_multiply(struct nib_stream *s, const struct nib_mat *x, int32_t n_groups,
+                                          const struct nib_cuda_matrix *w, const struct nib_mat *y, bool *taken)
+{
+    static const void *const kernels[2][2] = {
+        {(const void *)nib_sm100a_plain_few_bf16, (const void *)nib_sm100a_plain_few_f32},
+        {(const void *)nib_sm100a_plain_many_bf16, (const void *)nib_sm100a_plain_many_f32}};
+    bool                    f32 = x->dtype == NIB_DTYPE_F32;
+    struct nib_sm100a_plain p = {.n_rows = x->rows,
+                                 .n_groups = n_groups,
+                                 .n_out = w->n_out / n_groups,
+                                 .n_in = w->n_in,
+                                 .x_f32 = f32,
+                                 .y_f32 = y->dtype == NIB_DTYPE_F32,
+                                 .x = x->data,
+                                 .w = w->codes,
+                                 .y = y->data,
+                                 .x_stride = x->stride,
+                                 .y_stride = y->stride};
+    struct nib_sm100a_plain_args args;
+    struct nib_blackwell_launch  l;
+    nib_sm100a_encode           *encode;
+    uint32_t                     n_row_tiles;
+    char                         why[160];
+    *taken = x->stride % (f32 ? 4 : 8) == 0 && (uintptr_t)x->data % 16 == 0;
+    if (!*taken)
+        return NIB_OK;
+    memcpy(&encode, &s->blackwell.encode, sizeof encode);
+    if (!nib_sm100a_plain_plan(&p, encode, &args, &l, &n_row_tiles, why, sizeof why))
+        return nib_error_set(&s->error, NIB_E_DEVICE, "cuda: %s", why);
+    bool many = strstr(l.kernel, "_many_") != NULL;
+    return nib_blackwell_launch(s, kernels[many][f32], (dim3){l.grid, n_row_tiles, 1}, l.block, l.cluster,
+                                l.shared_bytes, &args, "a product of plain rows");
 }

@@ -16,6 +16,10 @@ enum nib_status nib_sm100a_attend_launch(struct nib_stream *s, const struct nib_
 enum nib_status nib_sm100a_index_scores(struct nib_stream *s, const struct nib_index_select_args *a, int32_t first,
                                         int32_t n, int64_t n_entries, float *score, int64_t stride);
 
+/* struct nib_blackwell_family.plain. */
+enum nib_status nib_sm100a_plain_multiply(struct nib_stream *s, const struct nib_mat *x, int32_t n_groups,
+                                          const struct nib_cuda_matrix *w, const struct nib_mat *y, bool *taken);
+
 /* struct nib_blackwell_family.selftest. */
 enum nib_status nib_sm100a_selftest(struct nib_stream *s, char *why, size_t why_bytes);
 

@@ -7,6 +7,9 @@
 
 enum { TYPE_U8 = 0, TYPE_U64 = 4, TYPE_16U4_ALIGN16B = 14, SWIZZLE_NONE = 0, SWIZZLE_128B = 3, L2_256B = 3 };
 
+/* Operands of kind::mxf8f6f4. */
+enum { TYPE_E4M3 = 0, TYPE_E2M1 = 5 };
+
 /* As in linear_sm100a.cu. */
 enum { ROWS_OF_CTA = 128, OUT_TILE_ONE = 128, OUT_TILE_PAIR = 192, THREADS = 192, SLACK = 1024 };
 
@@ -45,7 +48,7 @@ int32_t nib_sm100a_groups_most(int32_t n_rows, int32_t n_experts, int32_t tile_r
 
 /* Boxes of 128 bytes of shared memory a row: 256 values of 4 bits, 128 of 8, or 128 of 4 bits that the copy spreads to
  * 8 bytes of every 16. */
-static bool encode_codes(nib_sm100a_encode *encode, struct nib_sm100a_map *map, const uint8_t *codes, int64_t rows,
+static bool encode_codes(nib_sm100a_encode *encode, struct nib_sm100a_map *map, const void *codes, int64_t rows,
                          int64_t row_bytes, int64_t stride, uint32_t box_rows, bool spread)
 {
     uint64_t dim[2] = {(uint64_t)row_bytes * (spread ? 2 : 1), (uint64_t)rows}, step[1] = {(uint64_t)stride};
@@ -149,7 +152,7 @@ bool nib_sm100a_linear_plan(const struct nib_sm100a_linear *p, nib_sm100a_encode
 /* As in experts_sm100a.cu: bytes of a stage and how many there are. */
 static uint32_t experts_shared(const struct nib_sm100a_experts *p)
 {
-    int64_t band = p->mxfp4 ? 512 : 2048;
+    int64_t band = p->format != NIB_SM100A_NVFP4 ? 512 : 2048;
     int64_t stage = tiles(p->n_parts * (128 * 128 + band) + p->columns * 128 + band, 1024) * 1024;
     int64_t stages = p->n_parts == 2 ? (p->columns == 96 ? 4 : 5) : (p->columns == 96 ? 6 : 8);
     return (uint32_t)(stages * stage + SLACK);
@@ -162,11 +165,13 @@ bool nib_sm100a_experts_plan(const struct nib_sm100a_experts *p, nib_sm100a_enco
     static const char *const kernels[2][2][2] = {
         {{"nib_sm100a_experts_out_16", "nib_sm100a_experts_out_96"},
          {"nib_sm100a_experts_in_16", "nib_sm100a_experts_in_96"}},
-        {{"nib_sm100a_mxfp4_out_16", "nib_sm100a_mxfp4_out_96"}, {"nib_sm100a_mxfp4_in_16", "nib_sm100a_mxfp4_in_96"}}};
-    int64_t x_bytes = p->mxfp4 ? p->n_in : p->n_in / 2, band_bytes = p->mxfp4 ? 512 : 2048;
-    int64_t k_tiles = tiles(p->n_in, p->mxfp4 ? NIB_SM100A_MX_K_TILE : NIB_SM100A_K_TILE), bands = tiles(p->n_out, 128);
+        {{"nib_sm100a_mx_out_16", "nib_sm100a_mx_out_96"}, {"nib_sm100a_mx_in_16", "nib_sm100a_mx_in_96"}}};
+    bool    mx = p->format != NIB_SM100A_NVFP4, spread = p->format == NIB_SM100A_MXFP4;
+    int64_t x_bytes = mx ? p->n_in : p->n_in / 2, w_bytes = p->format == NIB_SM100A_FP8 ? p->n_in : p->n_in / 2;
+    int64_t band_bytes = mx ? 512 : 2048;
+    int64_t k_tiles = tiles(p->n_in, mx ? NIB_SM100A_MX_K_TILE : NIB_SM100A_K_TILE), bands = tiles(p->n_out, 128);
     int32_t groups = nib_sm100a_groups_most(p->n_pairs, p->n_experts, p->columns);
-    int32_t unit = p->mxfp4 ? 128 : 32;
+    int32_t unit = spread ? 128 : 32;
     if (p->n_in < unit || p->n_in % unit != 0)
         return refuse(error, error_bytes, "n_in of experts", p->n_in,
                       unit == 32 ? "a multiple of 32" : "a multiple of 128");
@@ -182,8 +187,8 @@ bool nib_sm100a_experts_plan(const struct nib_sm100a_experts *p, nib_sm100a_enco
                            false) &&
               encode_scales(encode, &args->x_scales, p->x_scales, groups, k_tiles, (uint32_t)band_bytes / 8);
     for (int32_t i = 0; i < p->n_parts && ok; i++)
-        ok = encode_codes(encode, &args->w[i], p->w_codes[i], (int64_t)p->n_experts * p->n_out, p->n_in / 2,
-                          p->n_in / 2, 128, p->mxfp4) &&
+        ok = encode_codes(encode, &args->w[i], p->w_codes[i], (int64_t)p->n_experts * p->n_out, w_bytes,
+                          w_bytes, 128, spread) &&
              encode_scales(encode, &args->w_scales[i], p->w_scales[i], p->n_experts * bands, k_tiles,
                            (uint32_t)band_bytes / 8);
     if (!ok) {
@@ -192,13 +197,71 @@ bool nib_sm100a_experts_plan(const struct nib_sm100a_experts *p, nib_sm100a_enco
                        p->n_pairs, p->n_in, p->n_out);
         return false;
     }
+    args->w_type = spread ? TYPE_E2M1 : TYPE_E4M3;
     args->n_pairs = p->n_pairs;
     args->n_rows = p->n_rows;
     args->n_out = p->n_out;
     args->n_bands = (int32_t)bands;
     args->n_k_tiles = (int32_t)k_tiles;
     int64_t work = groups * bands, places = p->n_sms > 0 ? p->n_sms : 1;
-    *launch = (struct nib_blackwell_launch){kernels[p->mxfp4][p->n_parts - 1][p->columns == 96],
+    *launch = (struct nib_blackwell_launch){kernels[mx][p->n_parts - 1][p->columns == 96],
                                             (uint32_t)(work < places ? work : places), THREADS, experts_shared(p), 1};
+    return true;
+}
+
+/* ---- Plain rows times BF16 weights ---- */
+
+/* Blocks that share a tile's k: as many as leave most of a card's 148 multiprocessors one, with two stages each. */
+static int64_t spans_of(int64_t n_tiles, int64_t k_tiles)
+{
+    int64_t spans = NIB_SM100A_PLAIN_SPANS;
+    while (spans > 1 && (n_tiles * spans > 148 || k_tiles < 2 * spans))
+        spans /= 2;
+    return spans;
+}
+
+bool nib_sm100a_plain_plan(const struct nib_sm100a_plain *p, nib_sm100a_encode *encode,
+                           struct nib_sm100a_plain_args *args, struct nib_blackwell_launch *launch,
+                           uint32_t *n_row_tiles, char *error, size_t error_bytes)
+{
+    static const char *const kernels[2][2] = {{"nib_sm100a_plain_few_bf16", "nib_sm100a_plain_few_f32"},
+                                              {"nib_sm100a_plain_many_bf16", "nib_sm100a_plain_many_f32"}};
+    static const int32_t     rows_of[2][2] = {{NIB_SM100A_PLAIN_FEW_BF16, NIB_SM100A_PLAIN_FEW_F32},
+                                              {NIB_SM100A_PLAIN_MANY_BF16, NIB_SM100A_PLAIN_MANY_F32}};
+    int64_t align = p->x_f32 ? 4 : 8;
+    if (p->n_in < 8 || p->n_in % 8 != 0)
+        return refuse(error, error_bytes, "n_in of plain rows", p->n_in, "a multiple of 8");
+    if (p->x_stride % align != 0 || p->x_stride < (int64_t)p->n_groups * p->n_in || (uintptr_t)p->x % 16 != 0)
+        return refuse(error, error_bytes, "the stride of plain rows", p->x_stride,
+                      "16-byte aligned rows, none shorter than what is multiplied");
+    if (p->n_rows < 1 || p->n_out < 1 || p->n_groups < 1)
+        return refuse(error, error_bytes, "the smallest of n_rows, n_out and n_groups",
+                      p->n_rows < p->n_out ? p->n_rows : p->n_out < p->n_groups ? p->n_out : p->n_groups, "at least 1");
+    bool    many = p->n_rows > rows_of[0][p->x_f32];
+    int32_t rows = rows_of[many][p->x_f32];
+    int64_t out_tiles = tiles(p->n_out, NIB_SM100A_PLAIN_OUTS), k_tiles = tiles(p->n_in, NIB_SM100A_PLAIN_K_TILE);
+    int64_t spans = spans_of(out_tiles * p->n_groups, k_tiles);
+    memset(args, 0, sizeof *args);
+    if (!encode_codes(encode, &args->w, p->w, (int64_t)p->n_groups * p->n_out, 2 * (int64_t)p->n_in,
+                      2 * (int64_t)p->n_in, NIB_SM100A_PLAIN_OUTS, false)) {
+        (void)snprintf(error, error_bytes, "sm_100a plain rows: a tensor map of %" PRId32 " x [%" PRId32 ", %" PRId32
+                       "] was refused", p->n_groups, p->n_out, p->n_in);
+        return false;
+    }
+    args->x = p->x;
+    args->y = p->y;
+    args->x_stride = p->x_stride;
+    args->y_stride = p->y_stride;
+    args->y_f32 = p->y_f32;
+    args->n_rows = p->n_rows;
+    args->n_out = p->n_out;
+    args->n_in = p->n_in;
+    args->n_k_tiles = (int32_t)k_tiles;
+    args->n_out_tiles = (int32_t)out_tiles;
+    *n_row_tiles = (uint32_t)tiles(p->n_rows, rows);
+    *launch = (struct nib_blackwell_launch){
+        kernels[many][p->x_f32], (uint32_t)(out_tiles * p->n_groups * spans), NIB_SM100A_PLAIN_THREADS,
+        (uint32_t)(NIB_SM100A_PLAIN_STAGES * (NIB_SM100A_PLAIN_OUTS + rows * (p->x_f32 ? 3 : 1)) * 128 + SLACK),
+        (uint32_t)spans};
     return true;
 }

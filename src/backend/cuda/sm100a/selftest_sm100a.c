@@ -1,6 +1,6 @@
 /* The sm_100a kernels of whole ops against the processor's arithmetic, before the first of them is used: attention over
  * every format of rows, by one block and by eight, through pages in disorder, with selected entries and two tiles; the
- * indexer's scores of FP4 and BF16 keys. */
+ * indexer's scores of FP4 and BF16 keys; products of plain rows with BF16 weights. */
 #include "backend/cuda/sm100a/ops_sm100a.h"
 
 #include <math.h>
@@ -26,7 +26,11 @@ enum {
     INDEX_DIM = 128,
     INDEX_PAGES = 5,
     INDEX_KEYS = INDEX_PAGES * ENTRIES,
-    INDEX_VISIBLE = INDEX_KEYS - 3
+    INDEX_VISIBLE = INDEX_KEYS - 3,
+    PLAIN_ROWS = 40, /* more than the kernels for few rows take */
+    PLAIN_GROUPS = 2,
+    PLAIN_OUT = 140, /* of a group: two tiles */
+    PLAIN_IN = 328   /* several blocks share them, and more stages than one has; the last is not full */
 };
 
 struct test {
@@ -394,6 +398,88 @@ static enum nib_status test_indexer(struct test *t)
     return status;
 }
 
+/* ---- Plain rows times BF16 weights ---- */
+
+struct plain {
+    float    x[PLAIN_ROWS * PLAIN_GROUPS * PLAIN_IN], got[PLAIN_ROWS * PLAIN_GROUPS * PLAIN_OUT];
+    uint16_t half[PLAIN_ROWS * PLAIN_GROUPS * PLAIN_IN], w[PLAIN_GROUPS * PLAIN_OUT * PLAIN_IN];
+};
+
+/* Sums of exact products in fp32, in any order: 2^-18 of the sum of magnitudes is more than 328 roundings. */
+static void hold_plain(struct test *t, const char *kernel, const struct plain *p, int32_t n)
+{
+    for (int32_t i = 0; i < n * PLAIN_GROUPS * PLAIN_OUT && t->why[0] == 0; i++) {
+        int32_t         o = i % (PLAIN_GROUPS * PLAIN_OUT), row = i / (PLAIN_GROUPS * PLAIN_OUT);
+        const float    *x = p->x + (row * PLAIN_GROUPS + o / PLAIN_OUT) * PLAIN_IN;
+        const uint16_t *w = p->w + o * PLAIN_IN;
+        double          want = 0, size = 0;
+        for (int32_t k = 0; k < PLAIN_IN; k++) {
+            want += (double)x[k] * (double)from_bf16(w[k]);
+            size += fabs((double)x[k] * (double)from_bf16(w[k]));
+        }
+        if (!(fabs((double)p->got[i] - want) <= 0x1p-18 * size))
+            (void)snprintf(t->why, t->why_bytes, "sm100a %s: row %d, element %d is %.9g, wanted %.9g", kernel, row, o,
+                           (double)p->got[i], want);
+    }
+}
+
+static enum nib_status test_product(struct test *t, struct plain *p, int32_t n, bool f32, const char *kernel)
+{
+    size_t  start = t->used;
+    int32_t in = PLAIN_GROUPS * PLAIN_IN, out = PLAIN_GROUPS * PLAIN_OUT;
+    bool    taken = false;
+    for (int32_t i = 0; i < n * in; i++) { /* 24 bits, or the eight of bf16 */
+        float v = value(t) + value(t) * 0x1p-12f;
+        p->half[i] = bf16(v);
+        p->x[i] = f32 ? v : from_bf16(p->half[i]);
+    }
+    size_t                 bytes = (size_t)(n * out) * sizeof *p->got;
+    void                  *x = f32 ? put(t, p->x, (size_t)(n * in) * 4) : put(t, p->half, (size_t)(n * in) * 2);
+    struct nib_cuda_matrix w = {.codes = put(t, p->w, sizeof p->w),
+                                .type = NIB_WEIGHT_BF16,
+                                .layout = NIB_CUDA_ATOMS,
+                                .n_stack = 1,
+                                .n_out = out,
+                                .n_in = PLAIN_IN};
+    struct nib_mat rows = {x, f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, n, in, in},
+                   y = {take(t, bytes), NIB_DTYPE_F32, n, out, out};
+    if (t->e == cudaSuccess)
+        t->e = cudaMemsetAsync(y.data, 0xff, bytes, t->s->handle); /* NaN */
+    if (t->e == cudaSuccess)
+        NIB_TRY(nib_sm100a_plain_multiply(t->s, &rows, PLAIN_GROUPS, &w, &y, &taken));
+    if (t->e == cudaSuccess)
+        t->e = cudaMemcpyAsync(p->got, y.data, bytes, cudaMemcpyDeviceToHost, t->s->handle);
+    if (t->e == cudaSuccess)
+        t->e = cudaStreamSynchronize(t->s->handle);
+    if (t->e == cudaSuccess)
+        hold_plain(t, kernel, p, n);
+    t->used = start;
+    return NIB_OK;
+}
+
+static enum nib_status test_products(struct test *t)
+{
+    static const struct {
+        int32_t     n;
+        bool        f32;
+        const char *kernel;
+    } kernels[] = {{3, false, "plain_few_bf16"},
+                   {3, true, "plain_few_f32"},
+                   {PLAIN_ROWS, false, "plain_many_bf16"},
+                   {PLAIN_ROWS, true, "plain_many_f32"}};
+    enum nib_status status = NIB_OK;
+    struct plain   *p = calloc(1, sizeof *p);
+    if (!p)
+        return nib_error_set(&t->s->error, NIB_E_MEMORY, "cuda: no memory for the self-test");
+    for (size_t i = 0; i < sizeof p->w / sizeof *p->w; i++)
+        p->w[i] = bf16(value(t));
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+        if (status == NIB_OK && t->e == cudaSuccess && t->why[0] == 0)
+            status = test_product(t, p, kernels[i].n, kernels[i].f32, kernels[i].kernel);
+    free(p);
+    return status;
+}
+
 /* ---- All of them ---- */
 
 enum nib_status nib_sm100a_selftest(struct nib_stream *s, char *why, size_t why_bytes)
@@ -405,6 +491,8 @@ enum nib_status nib_sm100a_selftest(struct nib_stream *s, char *why, size_t why_
         status = test_attention(&t);
     if (status == NIB_OK && t.e == cudaSuccess && why[0] == 0)
         status = test_indexer(&t);
+    if (status == NIB_OK && t.e == cudaSuccess && why[0] == 0)
+        status = test_products(&t);
     if (status == NIB_OK && t.e != cudaSuccess)
         status = nib_cuda_check(s, t.e, "self-test");
     (void)cudaStreamSynchronize(s->handle);

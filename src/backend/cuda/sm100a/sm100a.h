@@ -107,7 +107,7 @@ int32_t nib_sm100a_groups_most(int32_t n_rows, int32_t n_experts, int32_t tile_r
 
 /* ---- Experts ---- */
 
-/* Passed by value to the kernels of experts_sm100a.cu: nib_sm100a_experts_in_*, _out_* and nib_sm100a_mxfp4_in_*,
+/* Passed by value to the kernels of experts_sm100a.cu: nib_sm100a_experts_in_*, _out_* and nib_sm100a_mx_in_*,
  * _out_*. */
 struct nib_sm100a_experts_args {
     struct nib_sm100a_map             x, x_scales, w[2], w_scales[2];
@@ -119,6 +119,7 @@ struct nib_sm100a_experts_args {
     float                            *y;      /* [n_pairs][n_out] what tiles hand on: SwiGLU, or an expert's results */
     int32_t                          *n_done; /* tiles; 0 at launch */
     int32_t                           n_pairs, n_rows, n_out, n_bands, n_k_tiles;
+    uint32_t                          w_type; /* of mx_*, as the instruction names it */
     /* in */
     const float              *weight; /* by pair; NULL: all 1 */
     const int32_t            *pair;   /* [n_pairs] */
@@ -132,7 +133,7 @@ struct nib_sm100a_experts_args {
 /* in: rows of SwiGLU of x w1^T and x w3^T. out: the weighted sum of h w2^T. Rows stand sorted by expert, in groups of
  * up to `columns`, scales in bands of 128 a group. All blocks of a launch must be on the card at once. */
 struct nib_sm100a_experts {
-    bool           mxfp4;   /* MXFP4 weights, FP8 rows; else NVFP4 */
+    enum nib_sm100a_format format;
     int32_t        n_parts; /* 2: in; 1: out */
     int32_t        columns; /* 16 or 96 */
     int32_t        n_pairs, n_rows, n_experts, n_out, n_in; /* n_in a multiple of 32, with MXFP4 of 128; n_out of 32 */
@@ -146,6 +147,44 @@ struct nib_sm100a_experts {
 bool nib_sm100a_experts_plan(const struct nib_sm100a_experts *p, nib_sm100a_encode *encode,
                              struct nib_sm100a_experts_args *args, struct nib_blackwell_launch *launch, char *error,
                              size_t error_bytes);
+
+/* ---- Plain rows times BF16 weights ---- */
+
+#define NIB_SM100A_PLAIN_THREADS 192
+#define NIB_SM100A_PLAIN_OUTS 128  /* of a tile */
+#define NIB_SM100A_PLAIN_K_TILE 64 /* values of k that a stage holds */
+#define NIB_SM100A_PLAIN_STAGES 5
+#define NIB_SM100A_PLAIN_SPANS 8 /* most blocks that share a tile's k */
+/* Rows of a tile: what one product has columns for, one a bf16 row, three an fp32 one. */
+#define NIB_SM100A_PLAIN_FEW_BF16 32
+#define NIB_SM100A_PLAIN_FEW_F32 16
+#define NIB_SM100A_PLAIN_MANY_BF16 192
+#define NIB_SM100A_PLAIN_MANY_F32 64
+
+/* Passed by value to nib_sm100a_plain_few_bf16, _few_f32, _many_bf16 and _many_f32. */
+struct nib_sm100a_plain_args {
+    struct nib_sm100a_map w;
+    const void           *x; /* [n_rows][x_stride] */
+    void                 *y; /* [n_rows][y_stride] */
+    int64_t               x_stride, y_stride; /* elements */
+    int32_t               y_f32, n_rows, n_out, n_in; /* n_out, n_in: of one group */
+    int32_t               n_k_tiles, n_out_tiles;
+};
+
+/* y[t][g * n_out + o] = sum_k x[t][g * n_in + k] w[g * n_out + o][k] for n_groups groups. The order of sums follows from
+ * the weights' shape. fp32 rows are three bf16 parts, which hold every value exactly. */
+struct nib_sm100a_plain {
+    int32_t     n_rows, n_groups, n_out, n_in; /* of one group; n_in a multiple of 8 */
+    bool        x_f32, y_f32;
+    const void *x, *w; /* 16-byte aligned; rows of w follow one another without gaps */
+    void       *y;
+    int64_t     x_stride, y_stride; /* elements; rows of x begin at multiples of 16 bytes */
+};
+
+/* launch: `grid` blocks along x; *n_row_tiles along y. */
+bool nib_sm100a_plain_plan(const struct nib_sm100a_plain *p, nib_sm100a_encode *encode,
+                           struct nib_sm100a_plain_args *args, struct nib_blackwell_launch *launch,
+                           uint32_t *n_row_tiles, char *error, size_t error_bytes);
 
 /* ---- Activation rows ---- */
 
