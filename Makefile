@@ -1,7 +1,7 @@
 # The front door; CMake does the work. `make demo` and `make check` need nothing but make, git and root or sudo.
 #
 #   make             build into build/
-#   make demo        install missing packages, build, let the bundled model answer three questions
+#   make demo        install missing packages, build the program, let the bundled model answer three questions
 #   make check       install missing packages, build, test, sanitizers on the short tests, warnings of clang
 #   make check-full  the same with the long tests
 #   make asan        the short tests under sanitizers only
@@ -49,7 +49,9 @@ check-cuda: packages
 fuzz: packages
 	@scripts/fuzz.sh --jobs $(JOBS) --seconds $(SECONDS)
 
-install: all
+install:
+	cmake --preset release
+	cmake --build build -j $(JOBS) --target nibble_program nibble_man
 	cmake --install build --prefix "$(PREFIX)"
 
 clean:
