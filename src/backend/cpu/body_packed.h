@@ -1,7 +1,10 @@
 /* Body of a rung: where packed panels lie. The rung supplies the order of an octet's elements. */
 
-/* Bytes ahead of a panel's stream that are asked for: about 100 ns of one core's share of memory bandwidth. */
+/* Bytes ahead of a panel's stream that are asked for, if the rung does not know better: about 100 ns of one core's share
+ * of memory bandwidth. */
+#ifndef PREFETCH_BYTES
 #define PREFETCH_BYTES 1536
+#endif
 
 /* Bytes of the codes of 16 channels by 16 outputs. */
 BODY int32_t block_bytes(int type)
@@ -28,6 +31,14 @@ BODY const uint8_t *block_scales_at(const int type, const uint8_t *scales, int32
     case NIB_WEIGHT_FP8: return scales + b / (128 / NIB_CPU_BLOCK);
     default: return scales;
     }
+}
+
+/* What is asked for while block b of n of a panel is at work, one of `panels` that are read side by side. Behind its end
+ * the neighbours are skipped, for they are being read. */
+BODY const uint8_t *codes_ahead(const int type, const uint8_t *codes, int32_t b, int32_t n, int32_t panels)
+{
+    const int64_t at = (int64_t)b * block_bytes(type) + PREFETCH_BYTES, end = (int64_t)n * block_bytes(type);
+    return codes + at + (at >= end ? (panels - 1) * end : 0);
 }
 
 BODY int32_t n_blocks_of(const struct nib_cpu_matrix *w)

@@ -194,5 +194,5 @@ BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
     __m256i all = _mm256_madd_epi16((__m256i)*sum, _mm256_set1_epi16(1));
-    *f = (vec)_mm256_cvtepi32_ps(_mm256_add_epi32(all, _mm256_set1_epi32(fix)));
+    *f = (vec)_mm256_add_epi32(all, _mm256_set1_epi32(fix));
 }

@@ -91,7 +91,7 @@ BODY void stream_panels(const int rows, const int panels, const int type, const 
 {
     const struct nib_cpu_matrix *w = t->w;
     const int32_t  n_blocks = n_blocks_of(w);
-    const uint8_t *codes = panel_codes(w, t->out + o), *scales[STREAM_PANELS];
+    const uint8_t *begin = panel_codes(w, t->out + o), *codes = begin, *scales[STREAM_PANELS];
     const float   *x[STREAM_ROWS];
     vec            sum[STREAM_ROWS][STREAM_PANELS][PANEL_VECS];
     UNROLL for (int q = 0; q < panels; q++)
@@ -107,7 +107,7 @@ BODY void stream_panels(const int rows, const int panels, const int type, const 
         vec chain[STREAM_PANELS][STREAM_ROWS][PANEL_VECS];
         UNROLL for (int q = 0; q < panels; q++)
             UNROLL for (int i = 0; i < block_bytes(type); i += 64)
-                __builtin_prefetch(codes + q * w->codes_stride + PREFETCH_BYTES + i);
+                __builtin_prefetch(codes_ahead(type, begin + q * w->codes_stride, b, n_blocks, panels) + i);
         UNROLL for (int c = 0; c < 2 * CHUNKS; c++)
             UNROLL for (int q = 0; q < panels; q++)
                 chunk_add(rows, type, c, codes + q * w->codes_stride, x, (int64_t)b * NIB_CPU_BLOCK, chain[q]);
@@ -249,13 +249,14 @@ BODY void tile_many(const int type, const struct nib_cpu_tile *t)
         }
 }
 
+#define STREAM_CASE(ROWS)                                                                                             \
+    case ROWS: stream_rows(ROWS, type, t); break;
+
 /* One function for each type: together they would share one frame and its spills. */
 BODY void tile_of_type(const int type, const struct nib_cpu_tile *t)
 {
     switch (t->n_rows) {
-    case 1: stream_rows(1, type, t); break;
-    case 2: stream_rows(2, type, t); break;
-    case 3: stream_rows(3, type, t); break;
+        STREAM_ROWS_CASES(STREAM_CASE)
     default: tile_many(type, t); break;
     }
     sums_end(type, t, t->n_rows > STREAM_ROWS);

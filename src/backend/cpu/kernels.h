@@ -54,15 +54,17 @@ struct nib_cpu_order {
     uint8_t fp4[NIB_CPU_PANEL * 4], fp8[NIB_CPU_PANEL * 8], bf16[NIB_CPU_PANEL * 8];
 };
 
-/* 16 channels of a quantised row opened for integer sums: int8 codes (E2M1 codes doubled), zeros beyond the last channel, and
- * minus NIB_CPU_CODE_BIAS times their sum, for packed weights enter the sums as unsigned codes with that bias. Together,
- * because a loop over several rows has a register for one address each. */
+/* 16 channels of a quantised row opened for integer sums: int8 codes (E2M1 codes doubled), zeros beyond the last channel,
+ * and minus NIB_CPU_CODE_BIAS times their sum, for packed weights enter the sums as unsigned codes with that bias, plus
+ * the bits of NIB_CPU_SUM_BASE: a sum's bits are those of its value and that base as fp32. Together, because a loop over
+ * several rows has a register for one address each. */
 struct nib_cpu_code_block {
     int8_t  codes[NIB_CPU_BLOCK]; /* of 8 channels the even ones first */
     float   scale;
     int32_t fix;
 };
 #define NIB_CPU_CODE_BIAS 12
+#define NIB_CPU_SUM_BASE  12582912.0f /* 1.5 * 2^23 */
 
 struct nib_cpu_code_row {
     const struct nib_cpu_code_block *block;     /* [blocks] */

@@ -13,13 +13,18 @@
  * well: 6 rows are 12 chains, and 8 loads feed 12 operations. */
 #define VEC_BYTES        32
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm256_fmadd_ps((__m256)(b), (__m256)(c), (__m256)(a)))
+#define VEC_FUSED
 #define CODES_ROWS       4
+#define CODES_TOGETHER   4
+#define CODES_STREAM_ROWS 3
+#define CODES_STREAM_CASES(CASE) CASE(1) CASE(2) CASE(3)
 #define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
 /* Keep a value in a register. */
 #define VEC_KEEP(v)      __asm__("" : "+x"(v))
 #define DOT_ROWS         2
 #define DOT_OUTS         3
 #define STREAM_ROWS      3
+#define STREAM_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3)
 #define STREAM_PANELS    2
 #define TILE_ROWS_MOST   6
 #define TILE_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)

@@ -11,12 +11,19 @@
 /* One register is a channel of a panel: 12 rows are 12 chains, each fed by a number from memory. */
 #define VEC_BYTES        64
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
-#define CODES_ROWS       8
-#define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#define VEC_FUSED
 #define VEC_KEEP(v)
+/* 6 integer rows by two panels are 12 sums of integers and 12 of fp32. */
+#define CODES_ROWS        6
+#define CODES_TOGETHER    6
+#define CODES_STREAM_ROWS 6
+#define CODES_ROWS_CASES(CASE)   CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#define CODES_STREAM_CASES(CASE) CODES_ROWS_CASES(CASE)
+#define PREFETCH_BYTES    3072
 #define DOT_ROWS         4
 #define DOT_OUTS         4
 #define STREAM_ROWS      3
+#define STREAM_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3)
 #define STREAM_PANELS    2
 #define TILE_ROWS_MOST   12
 #define TILE_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
@@ -61,7 +68,7 @@ BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
     __m512i all = _mm512_madd_epi16((__m512i)*sum, _mm512_set1_epi16(1));
-    *f = (vec)_mm512_cvtepi32_ps(_mm512_add_epi32(all, _mm512_set1_epi32(fix)));
+    *f = (vec)_mm512_add_epi32(all, _mm512_set1_epi32(fix));
 }
 
 #include "backend/cpu/body_packed.h"

@@ -9,11 +9,15 @@
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) += (b) * (c))
 #define CODES_ROWS       4
+#define CODES_TOGETHER   4
+#define CODES_STREAM_ROWS 3
+#define CODES_STREAM_CASES(CASE) CASE(1) CASE(2) CASE(3)
 #define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
 #define VEC_KEEP(v)
 #define DOT_ROWS         2
 #define DOT_OUTS         1
 #define STREAM_ROWS      3
+#define STREAM_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3)
 #define STREAM_PANELS    1
 #define TILE_ROWS_MOST   2
 #define TILE_ROWS_CASES(CASE) CASE(1) CASE(2)
@@ -59,7 +63,7 @@ BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
     i32x4 pairs = (i32x4)*sum;
-    *f = __builtin_convertvector(fix + ((pairs << 16) >> 16) + (pairs >> 16), vec);
+    *f = (vec)(fix + ((pairs << 16) >> 16) + (pairs >> 16));
 }
 
 #include "backend/cpu/body_panel.h"

@@ -10,7 +10,11 @@
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) = (vec)vfmaq_f32((float32x4_t)(a), (float32x4_t)(b), (float32x4_t)(c)))
 #define VEC_KEEP(v)
+#define VEC_FUSED
 #define CODES_ROWS       4
+#define CODES_TOGETHER   4
+#define CODES_STREAM_ROWS 3
+#define CODES_STREAM_CASES(CASE) CASE(1) CASE(2) CASE(3)
 #define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
 
 /* Of the bodies only what the integer products need is used. */
@@ -47,7 +51,7 @@ BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
     (void)fix;
-    *f = (vec)vcvtq_f32_s32((int32x4_t)*sum);
+    *f = (vec)*sum;
 }
 
 #include "backend/cpu/body_panel.h"

@@ -10,12 +10,17 @@
 /* 16 lanes are 4 of 32 registers: 3 rows by 2 outputs of them. A channel of a panel is 4 too: 6 rows are 24 chains. */
 #define VEC_BYTES        16
 #define VEC_FMA(a, b, c) ((a) = (vec)vfmaq_f32((float32x4_t)(a), (float32x4_t)(b), (float32x4_t)(c)))
+#define VEC_FUSED
 #define CODES_ROWS       4
+#define CODES_TOGETHER   4
+#define CODES_STREAM_ROWS 3
+#define CODES_STREAM_CASES(CASE) CASE(1) CASE(2) CASE(3)
 #define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4)
 #define VEC_KEEP(v)
 #define DOT_ROWS         3
 #define DOT_OUTS         2
 #define STREAM_ROWS      3
+#define STREAM_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3)
 #define STREAM_PANELS    1
 #define TILE_ROWS_MOST   6
 #define TILE_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
@@ -59,8 +64,7 @@ BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 
 BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
-    int32x4_t all = vpadalq_s16(vdupq_n_s32(fix), (int16x8_t)*sum);
-    *f = (vec)vcvtq_f32_s32(all);
+    *f = (vec)vpadalq_s16(vdupq_n_s32(fix), (int16x8_t)*sum);
 }
 
 #include "backend/cpu/body_panel.h"

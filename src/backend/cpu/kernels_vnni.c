@@ -9,9 +9,15 @@
 
 #define VEC_BYTES        64
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
+#define VEC_FUSED
 #define VEC_KEEP(v)
-#define CODES_ROWS       8
-#define CODES_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+/* 6 integer rows by two panels are 12 sums of integers and 12 of fp32. */
+#define CODES_ROWS        6
+#define CODES_TOGETHER    6
+#define CODES_STREAM_ROWS 6
+#define CODES_ROWS_CASES(CASE)   CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#define CODES_STREAM_CASES(CASE) CODES_ROWS_CASES(CASE)
+#define PREFETCH_BYTES    3072
 
 /* Of the bodies only what the integer products need is used. */
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -42,7 +48,7 @@ BODY void codes_dot(code_sum *sum, const u8_vec *u, const int8_t *x)
 BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 {
     (void)fix;
-    *f = (vec)_mm512_cvtepi32_ps((__m512i)*sum);
+    *f = (vec)*sum;
 }
 
 #include "backend/cpu/body_packed.h"
