@@ -313,9 +313,9 @@ static struct plan plan_of(const struct nib_stream *s, const struct nib_moe_args
     }
     if (p.in_tiled && p.out_tiled && p.in_plain && p.out_plain && n_pairs > 4 * experts)
         p.segment_rows = 16;
-    /* Fewer where a block's memory on this card does not hold them in three parts, columns cut in two. */
+    /* Fewer where a block's memory on this card does not hold them in three parts. */
     size_t sums = 8 * (sizeof(uint16_t *) + kWarps * kTileRows * sizeof(float));
-    size_t fit = ((size_t)s->shared_most - sums) / nib_rows_bytes(2, 3, 1, 8);
+    size_t fit = ((size_t)s->shared_most - sums) / nib_rows_bytes(1, 3, 1, 8);
     if (!(p.in_plain && p.out_plain) && fit < 8)
         p.segment_rows = (int32_t)fit;
     return p;
@@ -402,7 +402,7 @@ enum nib_status nib_cuda_moe_route(struct nib_stream *s, const struct nib_moe_ar
 static bool takes_one(const struct nib_stream *s, const struct nib_moe_args *a, const struct plan *p, int32_t n_rows)
 {
     return n_rows == 1 && p->in_plain && p->out_plain && p->direct && a->top_k + 1 <= min(kOneMost, s->cluster_most) &&
-           a->n_experts <= kChooseMost && nib_expert_spans(a->w2->n_in) == nib_expert_spans(a->sw2->n_in);
+           a->n_experts <= kChooseMost;
 }
 
 static void launch_one(struct nib_stream *s, const struct nib_moe_args *a, int32_t first, struct nib_experts *args)

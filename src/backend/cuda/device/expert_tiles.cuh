@@ -84,20 +84,11 @@ NIB_DEVICE int32_t nib_segment_row(const struct nib_experts &a, const struct nib
     return s.shared ? s.from + i : a.m.pair[s.from + i] / a.top_k;
 }
 
-/* Where the rows of a span of columns are staged. */
-NIB_DEVICE uint16_t *nib_span_buffer(const struct nib_experts &a, const struct nib_cuda_rows &x, int32_t count,
-                                     int split, uint8_t *memory)
-{
-    return (uint16_t *)memory + 2 * split * x.n_parts * count * nib_row_halves(a.piece_blocks);
-}
-
 /* ---- Gate and up ---- */
 
-/* Warps of a block that share a tile's columns: a function of the shape alone. */
-static __host__ __device__ inline int nib_expert_spans(int32_t n_in)
-{
-    return n_in >= 1024 ? 2 : 1;
-}
+/* Tiles of a block: a warp each, with all its columns. Two warps a tile make twice as many blocks, and those of one token
+ * no longer all run at once. */
+constexpr int kGateTiles = kWarps / 2, kDownTiles = kWarps;
 
 /* One row's segment y: the shared expert, whose weights can be asked for before anything is known, then the row's
  * choices, which every block makes for itself: that is sooner than another launch. */
@@ -123,8 +114,7 @@ NIB_DEVICE struct nib_segment nib_segment_one(const struct nib_experts &a, int32
     return s;
 }
 
-/* A block is one tile of w1 and of w3 (two where columns are few), two warps or one each sharing its columns. one: of
- * a single row. */
+/* A block is two tiles of w1 and of w3. one: of a single row. */
 template <int NT, bool plain, bool one>
 static __global__ void __launch_bounds__(kThreads, NT == 2 ? NIB_BLOCKS(4, 3, 2) : 4)
 gate_up(const __grid_constant__ struct nib_experts a)
@@ -142,16 +132,13 @@ gate_up(const __grid_constant__ struct nib_experts a)
         return;
     const struct nib_expert_side &side = a.side[seg.shared];
     int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, which = warp % 2, n = side.w1.n_out;
-    int     n_splits = nib_expert_spans(side.w1.n_in), per_block = 2 / n_splits, split = warp / 2 % n_splits;
-    int64_t tile0 = (int64_t)blockIdx.x * per_block, tile = tile0 + warp / 2 / n_splits;
+    int64_t tile0 = (int64_t)blockIdx.x * kGateTiles, tile = tile0 + warp / 2;
     int64_t n_tiles = (n + kTileRows - 1) / kTileRows;
     if (tile0 >= n_tiles)
         return;
     struct nib_tile t = nib_tile_of(which ? side.w3 : side.w1, seg.stack, min(tile, n_tiles - 1), lane);
-    /* Pairs of warps (w1's and w3's) and, with one span, all four share the rows. */
-    struct nib_row_source rows = nib_row_source_of(row, side.x, seg.count, side.w1.n_in, split, n_splits,
-                                                   a.piece_blocks, n_splits == 1 ? warp : warp % 2, kWarps / n_splits,
-                                                   nib_span_buffer(a, side.x, seg.count, split, memory));
+    struct nib_row_source rows = nib_row_source_of(row, side.x, seg.count, side.w1.n_in, 0, 1, a.piece_blocks, warp,
+                                                   kWarps, (uint16_t *)memory);
     float acc[NT][4] = {};
     nib_tile_multiply_any<NT, plain>(side.w1.type, t, rows, [&] {
         if (one && seg.shared)
@@ -164,13 +151,9 @@ gate_up(const __grid_constant__ struct nib_experts a)
     __syncthreads();
 
     float alpha1 = nib_alpha_of(side.w1, seg.stack), alpha3 = nib_alpha_of(side.w3, seg.stack);
-    for (int e = threadIdx.x; e < per_block * kTileRows * seg.count; e += kThreads) {
-        int   o = e % (per_block * kTileRows), i = e / (per_block * kTileRows), local = o / kTileRows;
-        float g = 0, u = 0;
-        for (int k = 0; k < n_splits; k++) {
-            g += sums[(local * n_splits + k) * 2][o % kTileRows * NT * 8 + i];
-            u += sums[(local * n_splits + k) * 2 + 1][o % kTileRows * NT * 8 + i];
-        }
+    for (int e = threadIdx.x; e < kGateTiles * kTileRows * seg.count; e += kThreads) {
+        int     o = e % (kGateTiles * kTileRows), i = e / (kGateTiles * kTileRows), at_sum = o % kTileRows * NT * 8 + i;
+        float   g = sums[o / kTileRows * 2][at_sum], u = sums[o / kTileRows * 2 + 1][at_sum];
         int64_t out = tile0 * kTileRows + o;
         if (out >= n)
             continue;
@@ -201,14 +184,12 @@ down(const __grid_constant__ struct nib_experts a)
         return;
     const struct nib_expert_side &side = a.side[seg.shared];
     int     warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int     n_splits = nib_expert_spans(side.w2.n_in), per_block = kWarps / n_splits;
-    int64_t tile0 = (int64_t)blockIdx.x * per_block, tile = tile0 + warp / n_splits;
+    int64_t tile0 = (int64_t)blockIdx.x * kDownTiles, tile = tile0 + warp;
     int64_t n_tiles = (a.dim + kTileRows - 1) / kTileRows;
     if (tile0 >= n_tiles)
         return;
-    struct nib_row_source rows = nib_row_source_of(row, side.inner, seg.count, side.w2.n_in, warp % n_splits, n_splits,
-                                                   a.piece_blocks, warp / n_splits, kWarps / n_splits,
-                                                   nib_span_buffer(a, side.inner, seg.count, warp % n_splits, memory));
+    struct nib_row_source rows = nib_row_source_of(row, side.inner, seg.count, side.w2.n_in, 0, 1, a.piece_blocks, warp,
+                                                   kWarps, (uint16_t *)memory);
     float           acc[NT][4] = {};
     struct nib_tile t = nib_tile_of(side.w2, seg.stack, min(tile, n_tiles - 1), lane);
     nib_tile_multiply_any<NT, plain>(side.w2.type, t, rows, [&] {
@@ -220,15 +201,12 @@ down(const __grid_constant__ struct nib_experts a)
     __syncthreads();
 
     float alpha = nib_alpha_of(side.w2, seg.stack);
-    for (int e = threadIdx.x; e < per_block * kTileRows * seg.count; e += kThreads) {
-        int   o = e % (per_block * kTileRows), i = e / (per_block * kTileRows), local = o / kTileRows;
-        float sum = 0;
-        for (int k = 0; k < n_splits; k++)
-            sum += sums[local * n_splits + k][o % kTileRows * NT * 8 + i];
+    for (int e = threadIdx.x; e < kDownTiles * kTileRows * seg.count; e += kThreads) {
+        int     o = e % (kDownTiles * kTileRows), i = e / (kDownTiles * kTileRows);
         int64_t out = tile0 * kTileRows + o;
         if (out >= a.dim)
             continue;
-        sum = nib_row_scaled(sum, alpha, side.inner, seg.from + i);
+        float sum = nib_row_scaled(sums[o / kTileRows][o % kTileRows * NT * 8 + i], alpha, side.inner, seg.from + i);
         if (!a.weight_before && !seg.shared)
             sum *= a.weight[a.m.pair[seg.from + i]];
         a.m.y[(side.y_at + seg.from + i) * a.dim + out] = sum;
@@ -247,15 +225,13 @@ down_one(const __grid_constant__ struct nib_experts a)
     int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, x = blockIdx.x, k = a.top_k;
     bool    shared = x == k;
     const struct nib_expert_side &side = a.side[shared];
-    int     n_splits = nib_expert_spans(side.w2.n_in), per_block = kWarps / n_splits;
-    int64_t tile0 = (int64_t)blockIdx.y * per_block, tile = tile0 + warp / n_splits;
+    int64_t tile0 = (int64_t)blockIdx.y * kDownTiles, tile = tile0 + warp;
     int64_t n_tiles = (a.dim + kTileRows - 1) / kTileRows;
     nib_grid_release();
     nib_grid_wait();
     int32_t               stack = shared ? 0 : a.chosen[x];
-    struct nib_row_source rows = nib_row_source_of(row, side.inner, 1, side.w2.n_in, warp % n_splits, n_splits,
-                                                   a.piece_blocks, warp / n_splits, kWarps / n_splits,
-                                                   nib_span_buffer(a, side.inner, 1, warp % n_splits, memory));
+    struct nib_row_source rows = nib_row_source_of(row, side.inner, 1, side.w2.n_in, 0, 1, a.piece_blocks, warp, kWarps,
+                                                   (uint16_t *)memory);
     float           acc[NT][4] = {};
     struct nib_tile t = nib_tile_of(side.w2, stack, min(tile, n_tiles - 1), lane);
     nib_tile_multiply_any<NT, true>(side.w2.type, t, rows, [&] {
@@ -274,12 +250,10 @@ down_one(const __grid_constant__ struct nib_experts a)
     nib_sums_put<NT>(acc, lane, sums[warp]);
     __syncthreads();
 
-    int o = threadIdx.x, outs = per_block * kTileRows;
+    int o = threadIdx.x, outs = kDownTiles * kTileRows;
     if (o < outs) {
-        float sum = 0;
-        for (int i = 0; i < n_splits; i++)
-            sum += sums[o / kTileRows * n_splits + i][o % kTileRows * NT * 8];
-        sum = nib_row_scaled(sum, nib_alpha_of(side.w2, stack), side.inner, shared ? 0 : x);
+        float sum = nib_row_scaled(sums[o / kTileRows][o % kTileRows * NT * 8], nib_alpha_of(side.w2, stack), side.inner,
+                                   shared ? 0 : x);
         out[o] = a.weight_before || shared ? sum : sum * a.weight[x];
     }
     nib_cluster_sync();
@@ -304,11 +278,11 @@ static void nib_gate_up_launch(struct nib_stream *s, const struct nib_experts *a
 {
     int32_t x = 0, parts = max(a->side[0].x.n_parts, a->side[1].x.n_parts);
     for (int i = 0; i < 2; i++)
-        x = max(x, (int32_t)nib_expert_blocks(a->side[i].w1.n_out, 2 / nib_expert_spans(a->side[i].w1.n_in)));
+        x = max(x, (int32_t)nib_expert_blocks(a->side[i].w1.n_out, kGateTiles));
     int32_t            rows = one ? 1 : min(a->n_pairs, a->segment_rows); /* a hash table may name an expert twice */
     struct nib_experts b = *a;
-    b.piece_blocks = nib_piece_blocks(2 * rows * parts);
-    size_t bytes = nib_rows_bytes(2, parts, rows, b.piece_blocks);
+    b.piece_blocks = nib_piece_blocks(rows * parts);
+    size_t bytes = nib_rows_bytes(1, parts, rows, b.piece_blocks);
     cudaFuncSetAttribute(gate_up<NT, plain, one>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     nib_launch(s, gate_up<NT, plain, one>, dim3((unsigned)x, n_segments), kThreads, bytes, b);
 }
@@ -316,24 +290,22 @@ static void nib_gate_up_launch(struct nib_stream *s, const struct nib_experts *a
 template <int NT, bool plain>
 static void nib_down_launch(struct nib_stream *s, const struct nib_experts *a, unsigned n_segments)
 {
-    int32_t x = 0, parts = max(a->side[0].inner.n_parts, a->side[1].inner.n_parts);
-    for (int i = 0; i < 2; i++)
-        x = max(x, (int32_t)nib_expert_blocks(a->dim, kWarps / nib_expert_spans(a->side[i].w2.n_in)));
+    int32_t            parts = max(a->side[0].inner.n_parts, a->side[1].inner.n_parts);
     int32_t            rows = min(a->n_pairs, a->segment_rows); /* a hash table may name an expert twice */
     struct nib_experts b = *a;
-    b.piece_blocks = nib_piece_blocks(2 * rows * parts);
-    size_t bytes = nib_rows_bytes(2, parts, rows, b.piece_blocks);
+    b.piece_blocks = nib_piece_blocks(rows * parts);
+    size_t bytes = nib_rows_bytes(1, parts, rows, b.piece_blocks);
     cudaFuncSetAttribute(down<NT, plain>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    nib_launch(s, down<NT, plain>, dim3((unsigned)x, n_segments), kThreads, bytes, b);
+    nib_launch(s, down<NT, plain>, dim3(nib_expert_blocks(a->dim, kDownTiles), n_segments), kThreads, bytes, b);
 }
 
 template <int NT> static void nib_down_one_launch(struct nib_stream *s, const struct nib_experts *a)
 {
     unsigned           n = (unsigned)a->top_k + 1;
-    unsigned           tiles = nib_expert_blocks(a->dim, kWarps / nib_expert_spans(a->side[0].w2.n_in));
+    unsigned           tiles = nib_expert_blocks(a->dim, kDownTiles);
     struct nib_experts b = *a;
-    b.piece_blocks = nib_piece_blocks(2);
-    size_t bytes = nib_rows_bytes(2, 1, 1, b.piece_blocks);
+    b.piece_blocks = nib_piece_blocks(1);
+    size_t bytes = nib_rows_bytes(1, 1, 1, b.piece_blocks);
     nib_launch_cluster(s, n, down_one<NT>, dim3(n, tiles), kThreads, bytes, b);
 }
 
