@@ -15,10 +15,13 @@ constexpr int kChunk = 64, kChunks = kD / kChunk; /* channels that stand togethe
 constexpr int kSide = kD / 2, kSideChunks = kChunks / 2;
 
 constexpr int kHalfUnits = kSide / 8 / 2;
+constexpr int kFew = 8; /* blocks of a row where there are few */
+constexpr int kFewUnits = kSide / 8 / kFew, kFewHeads = kHeads / 2;
 struct shared {
     union {
         uint16_t q[kChunks][kHeads][kChunk];
         float4   other[kHalfUnits][kConsumers]; /* sums of the other block of two, as the threads hold them */
+        float4   each[kFew][kFewUnits][kConsumers / 2]; /* likewise, of all eight, up to half the heads */
     };
     union {
         uint16_t kv[kStages][kChunks][kTile][kChunk];
@@ -30,7 +33,7 @@ struct shared {
     float2   most[2][128];                /* their maxima */
     float2   total[2][2][128];            /* of items in turns, of each warpgroup's tiles */
     float    angle[2][kRot];              /* of items in turns */
-    float    head_most[kHeads], head_total[kHeads];
+    float    head_most[kFew * kFewHeads], head_total[kFew * kFewHeads];
     uint64_t full[kStages][2], empty[kStages][2], q_full, q_empty;
     uint64_t angles[2]; /* each turn's own: of short items the next one's may come before the last one's were waited for */
 };
@@ -44,13 +47,14 @@ struct item {
     int32_t             h0, begin, end, n_parts;
 };
 
-template <int parts, bool f32>
+template <int parts, bool f32, int cut>
 NIB_DEVICE struct item item_of(const struct nib_attend_args &a, const struct nib_rows &rows, int32_t first, int32_t i)
 {
     struct item it;
-    int32_t     n_groups = (a.n_heads + kItemHeads<f32> - 1) / kItemHeads<f32>;
+    constexpr int kOwn = kItemHeads<f32> / cut;
+    int32_t       n_groups = (a.n_heads + kOwn - 1) / kOwn;
     it.t = first + i / n_groups;
-    it.h0 = i % n_groups * kItemHeads<f32>;
+    it.h0 = i % n_groups * kOwn;
     it.at = nib_attended_by(a, rows, it.t);
     int32_t share = parts == 1 ? it.at.n : max(16, (it.at.n + parts - 1) / parts);
     it.n_parts = (it.at.n + share - 1) / share;
@@ -263,13 +267,13 @@ NIB_DEVICE const uint8_t *address_of(const struct places &p, int32_t j, int32_t 
 }
 
 /* fp32 queries as two bf16 numbers, whose sum they are but for 2^-16. */
-NIB_DEVICE void feed_query_f32(const struct nib_attend_args &a, const struct item &it, struct shared *m)
+template <int cut> NIB_DEVICE void feed_query_f32(const struct nib_attend_args &a, const struct item &it, struct shared *m)
 {
     constexpr int kEach = 4; /* heads read together before the first is written */
     int           unit = (threadIdx.x - kConsumers) % (kD / 8), h0 = (threadIdx.x - kConsumers) / (kD / 8);
     const float  *q = (const float *)a.q.data + it.t * a.q.stride + unit * 8;
 #pragma unroll 1
-    for (int h = h0; h < kItemHeads<true>; h += kEach * (kFeeders / (kD / 8))) {
+    for (int h = h0; h < kItemHeads<true> / cut; h += kEach * (kFeeders / (kD / 8))) {
         float x[kEach][8] = {};
 #pragma unroll
         for (int i = 0; i < kEach; i++) {
@@ -294,12 +298,12 @@ NIB_DEVICE void feed_query_f32(const struct nib_attend_args &a, const struct ite
     nib_barrier_arrive(&m->q_full);
 }
 
-NIB_DEVICE void feed_query(const struct nib_attend_args &a, const struct item &it, struct shared *m)
+template <int cut> NIB_DEVICE void feed_query(const struct nib_attend_args &a, const struct item &it, struct shared *m)
 {
     int             i = threadIdx.x - kConsumers;
     const uint16_t *q = (const uint16_t *)a.q.data + it.t * a.q.stride;
 #pragma unroll 8
-    for (int h = i / (kD / 8); h < kHeads; h += kFeeders / (kD / 8)) {
+    for (int h = i / (kD / 8); h < kHeads / cut; h += kFeeders / (kD / 8)) {
         bool there = it.h0 + h < a.n_heads;
         copy_unit(unit_of(m->q, h, i % (kD / 8)),
                   (const uint4 *)(q + (int64_t)(there ? it.h0 + h : 0) * kD) + i % (kD / 8), there);

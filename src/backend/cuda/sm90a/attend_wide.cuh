@@ -24,8 +24,6 @@
 #include "backend/cuda/sm90a/attend_feed.cuh"
 #include "backend/cuda/sm90a/wgmma.cuh"
 
-constexpr int kFew = 8; /* blocks of a row where there are few */
-
 /* ---- Products ---- */
 
 /* An operand with a swizzle of 128 bytes. K-major: groups of 8 rows are 1024 bytes apart. Along the channels: `next`
@@ -243,10 +241,10 @@ NIB_DEVICE void take_over(struct shared *m, int which, uint4 (&p)[kTile / 16], f
 
 /* ---- An item's pairs of tiles ---- */
 
-/* The next query may come; or, with two blocks, what the other one adds up for this one. */
-template <int parts> NIB_DEVICE void query_release(struct shared *m, int lane)
+/* The next query may come; or what other blocks have added up for this one. */
+template <int parts, int cut> NIB_DEVICE void query_release(struct shared *m, int lane)
 {
-    if (parts == 2) {
+    if (parts == 2 || cut > 1) {
         nib_cluster_arrive();
         return;
     }
@@ -256,7 +254,7 @@ template <int parts> NIB_DEVICE void query_release(struct shared *m, int lane)
 }
 
 /* The first warpgroup: scores the first tile of every pair, number c being the item's first; adds up the lower side. */
-template <int parts, bool f32, bool scaled>
+template <int parts, int cut, bool f32, bool scaled>
 NIB_DEVICE void walk_first(struct shared *m, const struct item &it, uint32_t c, int lane, struct softmax *w,
                            float (&o)[128])
 {
@@ -268,7 +266,7 @@ NIB_DEVICE void walk_first(struct shared *m, const struct item &it, uint32_t c, 
             float s[32];
             score<scaled>(m, c, lane, s);
             if (base + 2 * kTile >= it.end)
-                query_release<parts>(m, lane);
+                query_release<parts, cut>(m, lane);
             weigh<f32>(s, it.end - base, lane, w, shrink);
             as_operands<f32, scaled>(s, lane, m->row_scale[c % kStages], p, plain);
         }
@@ -292,21 +290,21 @@ NIB_DEVICE void walk_first(struct shared *m, const struct item &it, uint32_t c, 
 }
 
 /* The second: scores the second tile, adds up the upper side. */
-template <int parts, bool f32, bool scaled>
+template <int parts, int cut, bool f32, bool scaled>
 NIB_DEVICE void walk_second(struct shared *m, const struct item &it, uint32_t c, int lane, struct softmax *w,
                             float (&o)[128])
 {
     float shrink[2], most[2];
     uint4 p[kTile / 16], plain[kTile / 16];
     if (it.begin + kTile >= it.end)
-        query_release<parts>(m, lane);
+        query_release<parts, cut>(m, lane);
     for (int32_t base = it.begin; base < it.end; base += 2 * kTile, c += 2) {
         bool  second = base + kTile < it.end;
         float s[32];
         if (second) {
             score<scaled>(m, c + 1, lane, s);
             if (base + 3 * kTile >= it.end)
-                query_release<parts>(m, lane);
+                query_release<parts, cut>(m, lane);
         }
         take_over(m, kFirstReady, p, most);
         for (int k = 0; scaled && k < kTile / 16; k++)
@@ -550,10 +548,84 @@ NIB_DEVICE void add_parts(const struct nib_attend_args &a, const struct item &it
     }
 }
 
+/* Of eight blocks with a share of the heads each finishes an eighth of a side's channels: every thread sends its sums to
+ * the block whose channels they are, into the place of its query, and there the warps share out what has come. The sums
+ * are those of add_parts(), to the bit. */
+template <int cut, bool f32>
+NIB_DEVICE void gather_and_store(const struct nib_attend_args &a, const struct item &it, int group, int warp, int lane,
+                                 struct shared *m, const float *angle, const struct softmax &w, const float (&o)[128])
+{
+    constexpr int kSenders = 4 / cut;       /* warps of a group that hold heads */
+    constexpr int kUnits = kFewUnits / cut; /* groups of eight channels that a thread finishes */
+    int           rank = (int)nib_cluster_rank();
+    nib_cluster_wait(); /* for all blocks' release of the query */
+    if (warp < kSenders) {
+        int from = (group * kSenders + warp) * 32 + lane;
+#pragma unroll
+        for (int to = 0; to < kFew; to++)
+#pragma unroll
+            for (int i = 0; i < kFewUnits; i++) {
+                const float *v = &o[4 * (to * kFewUnits + i)];
+                nib_cluster_store_f32x4(&m->each[rank][i][from], (uint32_t)to, v[0], v[1], v[2], v[3]);
+            }
+        if (group == 0 && lane % 4 == 0)
+            for (int c = 0; c < (f32 ? 1 : 2); c++)
+                for (uint32_t to = 0; to < kFew; to++) {
+                    int at = rank * kFewHeads + head_of<f32>(warp, lane, c);
+                    nib_cluster_store_f32(&m->head_most[at], to, w.most[c]);
+                    nib_cluster_store_f32(&m->head_total[at], to, w.total[c]);
+                }
+    }
+    nib_cluster_sync();
+    int   sender = warp % kSenders, unit0 = warp / kSenders * kUnits, from = (group * kSenders + sender) * 32 + lane;
+    float total[2], weight[2][kFew];
+#pragma unroll
+    for (int c = 0; c < (f32 ? 1 : 2); c++) {
+        int   h = head_of<f32>(sender, lane, c);
+        float sink = it.h0 + h < a.n_heads ? a.sink[it.h0 + h] : 0, top = sink;
+#pragma unroll
+        for (int b = 0; b < kFew; b++)
+            top = b < it.n_parts ? fmaxf(top, m->head_most[b * kFewHeads + h] * a.scale) : top;
+        total[c] = expf(sink - top);
+#pragma unroll
+        for (int b = 0; b < kFew; b++) {
+            float most = m->head_most[b * kFewHeads + h] * a.scale;
+            weight[c][b] = b >= it.n_parts || most == -INFINITY ? 0 : expf(most - top);
+            total[c] = b < it.n_parts ? fmaf(m->head_total[b * kFewHeads + h], weight[c][b], total[c]) : total[c];
+        }
+    }
+#pragma unroll
+    for (int i = unit0; i < unit0 + kUnits; i++) {
+        float sum[4] = {};
+#pragma unroll
+        for (int b = 0; b < kFew; b++) {
+            float4 x = m->each[b][i][from];
+            for (int k = 0; b < it.n_parts && k < 4; k++)
+                sum[k] = fmaf(k == 0 ? x.x : k == 1 ? x.y : k == 2 ? x.z : x.w, weight[f32 ? 0 : k / 2][b], sum[k]);
+        }
+        int channel = group * kSide + (rank * kFewUnits + i) * 8 + lane % 4 * 2, pair = (channel - kNope) / 2;
+#pragma unroll
+        for (int c = 0; c < (f32 ? 1 : 2); c++) {
+            int   head = it.h0 + head_of<f32>(sender, lane, c);
+            float even = sum[2 * c] / total[c], odd = sum[2 * c + 1] / total[c];
+            if (channel >= kNope)
+                nib_rotate_pair(&even, &odd, angle[pair], -angle[kRot / 2 + pair]);
+            int64_t at = it.t * a.o.stride + (int64_t)head * kD + channel;
+            if (head >= a.n_heads)
+                continue;
+            if (f32)
+                *(float2 *)((float *)a.o.data + at) = make_float2(even, odd);
+            else
+                *(uint32_t *)((uint16_t *)a.o.data + at) = nib_pack_bf16x2(even, odd);
+        }
+    }
+}
+
 /* ---- Kernel ---- */
 
-/* Grid: items in turns (parts 1), or a cluster of `parts` blocks an item. */
-template <int format, int parts, bool f32> static __global__ void __launch_bounds__(kThreads, 1)
+/* Grid: items in turns (parts 1), or a cluster of `parts` blocks an item. cut: an item is a row's 64 / cut heads, the
+ * first of the products' M, the rest of which is zeros. */
+template <int format, int parts, bool f32, int cut> static __global__ void __launch_bounds__(kThreads, 1)
     attend_wide(const __grid_constant__ struct nib_attend_args a, const __grid_constant__ struct nib_rows rows,
                 int32_t first, int32_t n_items)
 {
@@ -574,15 +646,18 @@ template <int format, int parts, bool f32> static __global__ void __launch_bound
         nib_barrier_init(&m->angles[1], kRot / 2);
         nib_barrier_init(&m->q_empty, kConsumers / 32);
     }
+    constexpr int kUnused = (kHeads - kHeads / cut) * kChunk / 8; /* of a chunk's query, units of 16 bytes */
+    for (int u = threadIdx.x; u < kChunks * kUnused; u += kThreads)
+        ((uint4 *)m->q[u / max(kUnused, 1)][kHeads / cut])[u % max(kUnused, 1)] = make_uint4(0, 0, 0, 0);
     __syncthreads();
     nib_grid_wait();
     if (threadIdx.x >= kConsumers) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         for (; i < n_items; i += step, done++) {
-            struct item it = item_of<parts, f32>(a, rows, first, i);
+            struct item it = item_of<parts, f32, cut>(a, rows, first, i);
             if (done > 0)
                 nib_barrier_wait(&m->q_empty, (done - 1) & 1u);
-            f32 ? feed_query_f32(a, it, m) : feed_query(a, it, m);
+            f32 ? feed_query_f32<cut>(a, it, m) : feed_query<cut>(a, it, m);
             format == NIB_ROW_BF16 ? feed_bf16(a, it, m, c) : feed_packed<format>(a, it, m, c);
             feed_angles(a, rows, it, m, (int)(done & 1u));
             c += (uint32_t)(it.end - it.begin + kTile - 1) / kTile;
@@ -596,7 +671,7 @@ template <int format, int parts, bool f32> static __global__ void __launch_bound
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     for (; i < n_items; i += step, done++) {
-        struct item    it = item_of<parts, f32>(a, rows, first, i);
+        struct item    it = item_of<parts, f32, cut>(a, rows, first, i);
         int            turn = (int)(done & 1u);
         struct softmax w = {a.scale * 1.44269504f, {-INFINITY, -INFINITY}, {0, 0}};
         float          o[128];
@@ -606,10 +681,10 @@ template <int format, int parts, bool f32> static __global__ void __launch_bound
         nib_barrier_wait(&m->q_full, (uint32_t)turn);
         proxy_fence();
         if (it.begin >= it.end)
-            query_release<parts>(m, lane);
+            query_release<parts, cut>(m, lane);
         else
-            group == 0 ? walk_first<parts, f32, scaled>(m, it, c, lane, &w, o)
-                       : walk_second<parts, f32, scaled>(m, it, c, lane, &w, o);
+            group == 0 ? walk_first<parts, cut, f32, scaled>(m, it, c, lane, &w, o)
+                       : walk_second<parts, cut, f32, scaled>(m, it, c, lane, &w, o);
         if (f32)
             join_parts(o);
         add_totals(m, group, turn, &w);
@@ -620,6 +695,8 @@ template <int format, int parts, bool f32> static __global__ void __launch_bound
                        : store_item<1, f32>(a, it, warp, lane, m->angle[turn], w, o);
         } else if (parts == 2) {
             exchange_and_store<f32>(a, it, group, warp, lane, m, m->angle[turn], w, o);
+        } else if (cut > 1) {
+            gather_and_store<cut, f32>(a, it, group, warp, lane, m, m->angle[turn], w, o);
         } else {
             put_sums<f32>(m, group, warp, lane, w, o);
             nib_cluster_sync();
@@ -631,10 +708,10 @@ template <int format, int parts, bool f32> static __global__ void __launch_bound
 
 /* ---- Host ---- */
 
-template <int format, int parts, bool f32>
+template <int format, int parts, bool f32, int cut = 1>
 static void launch(struct nib_stream *s, const struct nib_attend_args *a, int32_t n_groups)
 {
-    auto *kernel = attend_wide<format, parts, f32>;
+    auto *kernel = attend_wide<format, parts, f32, cut>;
     int   bytes = (int)sizeof(struct shared) + kAlign;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     for (int32_t first = 0; first < a->rows->n_rows; first += 32768) {
@@ -647,7 +724,14 @@ static void launch(struct nib_stream *s, const struct nib_attend_args *a, int32_
 template <int format, bool f32> static void launch_items(struct nib_stream *s, const struct nib_attend_args *a)
 {
     int32_t n_groups = (a->n_heads + kItemHeads<f32> - 1) / kItemHeads<f32>, n_rows = a->rows->n_rows;
-    if (n_rows <= NIB_CUDA_ATTEND_FEW)
+    /* Heads are cut among more clusters where all of those surely run at once; sums are the same to the bit. (16, on all
+     * multiprocessors of an H200, do not: 8 rows took 22.9 us instead of 19.2.) */
+    int32_t most = s->n_sms / (2 * kFew);
+    if (n_rows * n_groups * 4 <= most)
+        launch<format, kFew, f32, 4>(s, a, (a->n_heads + kItemHeads<f32> / 4 - 1) / (kItemHeads<f32> / 4));
+    else if (n_rows * n_groups * 2 <= most)
+        launch<format, kFew, f32, 2>(s, a, (a->n_heads + kItemHeads<f32> / 2 - 1) / (kItemHeads<f32> / 2));
+    else if (n_rows <= NIB_CUDA_ATTEND_FEW)
         launch<format, kFew, f32>(s, a, n_groups);
     else if ((int64_t)n_rows * n_groups * 2 <= s->n_sms)
         launch<format, 2, f32>(s, a, n_groups);
