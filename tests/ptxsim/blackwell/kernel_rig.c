@@ -1,4 +1,4 @@
-/* Modules, memory, numbers. Compiled once for each folder of kernels: NIB_PTX_DIR is where its PTX was put. */
+/* Modules, memory, numbers, broken kernels. Compiled once for each folder of kernels: NIB_PTX_DIR is where its PTX was put. */
 #include "ptxsim/blackwell/kernel_rig.h"
 
 struct px_module *rig_module(const char *name)
@@ -89,4 +89,43 @@ void rig_launch(struct px_machine *m, const char *module, const struct nib_black
         .shared_bytes = l->shared_bytes, .params = params};
     if (!px_run(m, rig_module(module), l->kernel, &launch))
         fail_msg("%s", px_error(m));
+}
+
+static bool is_caught(const struct rig_broken *b, struct px_module *module, const char *name)
+{
+    char text[1300];
+    for (uint64_t schedule = 0; schedule < b->n_schedules; schedule++) {
+        if (!b->caught(b->problem, module, schedule, text, sizeof text))
+            continue;
+        text[strcspn(text, "\n")] = 0;
+        printf("%s: %s: schedule %d: %s\n", b->entry, name, (int)schedule, text);
+        return true;
+    }
+    return false;
+}
+
+void rig_break_all(const struct rig_broken *b, const struct ptx_breakage *list, size_t n)
+{
+    char   error[512];
+    size_t n_missed = 0;
+    if (is_caught(b, rig_module(b->module), "unbroken"))
+        fail();
+    char *text = ptx_text(NIB_PTX_DIR, b->module);
+    assert_non_null(text);
+    for (size_t i = 0; i < n; i++) {
+        char *changed = ptx_broken(text, b->entry, &list[i]);
+        if (!changed)
+            fail_msg("%s: '%s' does not occur %d times in %s", list[i].name, list[i].text, list[i].nth + 1, b->entry);
+        struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
+        if (!module)
+            fail_msg("%s: %s", list[i].name, error);
+        if (!is_caught(b, module, list[i].name)) {
+            printf("%s: %s: nothing was wrong\n", b->entry, list[i].name);
+            n_missed++;
+        }
+        px_module_free(module);
+        free(changed);
+    }
+    free(text);
+    assert_int_equal(n_missed, 0);
 }

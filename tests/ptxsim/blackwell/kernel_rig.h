@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "backend/cuda/blackwell/blackwell.h"
+#include "ptxsim/ptx_break.h"
 #include "ptxsim/ptxsim.h"
 
 /* A kernel file's module; parsed once. Skips the running test where nvcc was not there to emit it. */
@@ -30,5 +31,18 @@ double   rig_ue4m3(uint32_t code);
 
 /* Fails the test if the kernel stops. */
 void rig_launch(struct px_machine *m, const char *module, const struct nib_blackwell_launch *l, const void *args);
+
+/* A kernel with one thing changed in its PTX: whether the problem, run with this module under a schedule, shows that
+ * something is wrong, and what. */
+struct rig_broken {
+    const char *module, *entry;
+    uint64_t    n_schedules; /* tried until one shows it */
+    const void *problem;
+    bool (*caught)(const void *problem, struct px_module *module, uint64_t schedule, char *text, size_t bytes);
+};
+
+/* The module as emitted must pass under all schedules; every change of the list must be caught, and what caught it is
+ * printed. */
+void rig_break_all(const struct rig_broken *b, const struct ptx_breakage *list, size_t n);
 
 #endif

@@ -1,7 +1,6 @@
 /* Tests of the tests: sm_100a attention with one thing broken in its emitted PTX (a wait or fence left out, a wrong
  * phase, descriptor field or operand, an early free) must not pass, under at least one of a few schedules. What caught it is
  * printed. */
-#include "ptxsim/ptx_break.h"
 #include "ptxsim/sm100a/sm100a_attend.h"
 
 #define WAIT "mbarrier.try_wait.parity"
@@ -102,61 +101,18 @@ static const struct rig_attend problems[] = {
      .o_f32 = true, .spice = RIG_SHARP},
 };
 
-static bool caught(const struct rig_attend *problem, struct px_module *module, uint64_t seed, char *text, size_t bytes)
+static bool caught(const void *problem, struct px_module *module, uint64_t seed, char *text, size_t bytes)
 {
-    struct rig_attend r = *problem;
+    struct rig_attend r = *(const struct rig_attend *)problem;
     r.module = module;
     r.seed = seed;
     r.config = (struct px_config){.seed = seed, .max_steps = 5000000};
     return !rig_attend_run(&r, text, bytes);
 }
 
-/* False, with a line, if nothing was wrong. */
-static bool is_caught(const struct rig_attend *problem, struct px_module *module, const char *name)
-{
-    char text[1024];
-    for (uint64_t seed = 0; seed < 6; seed++) {
-        if (!caught(problem, module, seed, text, sizeof text))
-            continue;
-        char *line = strchr(text, '\n');
-        if (line)
-            *line = 0;
-        printf("%s: schedule %d: %s\n", name, (int)seed, text);
-        return true;
-    }
-    printf("%s: nothing was wrong\n", name);
-    return false;
-}
-
 static void break_all(const struct rig_attend *problem, const char *entry, const struct ptx_breakage *list, size_t n)
 {
-    (void)rig_module("attend_sm100a"); /* skips where there is no PTX */
-    char *text = ptx_text(NIB_PTX_DIR, "attend_sm100a"), error[512];
-    size_t n_missed = 0;
-    assert_non_null(text);
-    for (size_t i = 0; i < n; i++) {
-        char *changed = ptx_broken(text, entry, &list[i]);
-        if (!changed)
-            fail_msg("%s: '%s' does not occur %d times in %s", list[i].name, list[i].text, list[i].nth + 1, entry);
-        struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
-        if (!module)
-            fail_msg("%s: %s", list[i].name, error);
-        n_missed += !is_caught(problem, module, list[i].name);
-        px_module_free(module);
-        free(changed);
-    }
-    free(text);
-    assert_int_equal(n_missed, 0);
-}
-
-static void whole_passes(void **state)
-{
-    (void)state;
-    char text[1024];
-    for (uint64_t seed = 0; seed < 6; seed++)
-        for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++)
-            if (caught(&problems[i], rig_module("attend_sm100a"), seed, text, sizeof text))
-                fail_msg("unbroken, schedule %d: %s", (int)seed, text);
+    rig_break_all(&(struct rig_broken){"attend_sm100a", entry, 6, problem, caught}, list, n);
 }
 
 static void many_rows(void **state)
@@ -186,7 +142,7 @@ static void fp32_queries(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(whole_passes), cmocka_unit_test(many_rows),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(many_rows),
                                        cmocka_unit_test(few_rows), cmocka_unit_test(two_sets_of_weights),
                                        cmocka_unit_test(fp32_queries)};
     return cmocka_run_group_tests(tests, NULL, NULL);

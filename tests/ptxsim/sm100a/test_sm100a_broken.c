@@ -1,7 +1,6 @@
 /* The simulator must tell right from wrong: the NVFP4 product with one thing broken in its emitted PTX (a fence or
  * wait left out, a wrong phase, descriptor field, byte count, early free) or in its operands (scales in another
  * layout) must not pass, under at least one of a few schedules. What caught it is printed. */
-#include "ptxsim/ptx_break.h"
 #include "ptxsim/sm100a/sm100a_rig.h"
 
 #define WAIT "mbarrier.try_wait.parity"
@@ -127,32 +126,14 @@ static void must_be_caught(struct px_module *module, bool pair, const char *name
     fail_msg("%s: nothing was wrong", name);
 }
 
-static void whole_passes(void **state)
+static bool one_caught(const void *pair, struct px_module *module, uint64_t schedule, char *text, size_t bytes)
 {
-    (void)state;
-    char text[1024];
-    for (uint64_t seed = 0; seed < 8; seed++)
-        if (caught(rig_module("linear_sm100a"), seed % 2, seed / 2, false, text, sizeof text))
-            fail_msg("unbroken, schedule %d: %s", (int)seed / 2, text);
+    return caught(module, *(const bool *)pair, schedule, false, text, bytes);
 }
 
 static void break_all(const char *entry, bool pair, const struct ptx_breakage *list, size_t n)
 {
-    (void)rig_module("linear_sm100a"); /* skips where there is no PTX */
-    char *text = ptx_text(NIB_PTX_DIR, "linear_sm100a"), error[512];
-    assert_non_null(text);
-    for (size_t i = 0; i < n; i++) {
-        char *changed = ptx_broken(text, entry, &list[i]);
-        if (!changed)
-            fail_msg("%s: '%s' does not occur %d times in %s", list[i].name, list[i].text, list[i].nth + 1, entry);
-        struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
-        if (!module)
-            fail_msg("%s: %s", list[i].name, error);
-        must_be_caught(module, pair, list[i].name, false);
-        px_module_free(module);
-        free(changed);
-    }
-    free(text);
+    rig_break_all(&(struct rig_broken){"linear_sm100a", entry, 4, &pair, one_caught}, list, n);
 }
 
 static void broken_kernels(void **state)
@@ -175,7 +156,7 @@ static void broken_operands(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(whole_passes), cmocka_unit_test(broken_kernels),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(broken_kernels),
                                        cmocka_unit_test(broken_pairs), cmocka_unit_test(broken_operands)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,6 @@
  * and weighted sums to the bit of what the kernels' own results must give. `broken`: changes to the PTX, which must
  * not pass. `long`: more schedules. */
 #include "number/act_rows.h"
-#include "ptxsim/ptx_break.h"
 #include "ptxsim/sm100a/sm100a_rig.h"
 
 enum { EXPERTS = 4, WIDE = 1536 /* columns at most */ };
@@ -549,36 +548,27 @@ static void must_be_caught(struct problem p, const char *name)
     fail_msg("%s: nothing was wrong", name);
 }
 
+static bool broken_caught(const void *problem, struct px_module *module, uint64_t schedule, char *text, size_t bytes)
+{
+    struct problem p = *(const struct problem *)problem;
+    p.module = module;
+    p.seed = schedule;
+    return caught(p, text, bytes);
+}
+
 static void break_entry(struct problem p, const char *entry, const struct ptx_breakage *list, size_t n)
 {
-    (void)rig_module("experts_sm100a");
-    char *text = ptx_text(NIB_PTX_DIR, "experts_sm100a"), error[512];
-    assert_non_null(text);
-    for (size_t i = 0; i < n; i++) {
-        char *changed = ptx_broken(text, entry, &list[i]);
-        if (!changed)
-            fail_msg("%s: '%s' does not occur %d times in %s", list[i].name, list[i].text, list[i].nth + 1, entry);
-        p.module = px_module_parse(changed, strlen(changed), error, sizeof error);
-        if (!p.module)
-            fail_msg("%s: %s", list[i].name, error);
-        printf("%s: ", entry);
-        must_be_caught(p, list[i].name);
-        px_module_free(p.module);
-        free(changed);
-    }
-    free(text);
+    rig_break_all(&(struct rig_broken){"experts_sm100a", entry, 6, &p, broken_caught}, list, n);
 }
 
 static void broken(void **state)
 {
     (void)state;
     struct problem p = few;
-    pass(p, 1);
     break_entry(p, "nib_sm100a_experts_in_16", breakages, sizeof breakages / sizeof breakages[0]);
     break_entry(p, "nib_sm100a_experts_in_16", in_breakages, sizeof in_breakages / sizeof in_breakages[0]);
     p.inner = 1440;
     p.dim = 160;
-    pass(p, 1);
     break_entry(p, "nib_sm100a_experts_out_16", breakages, sizeof breakages / sizeof breakages[0]);
     p = few;
     p.linear_scales = true;

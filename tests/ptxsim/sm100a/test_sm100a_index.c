@@ -1,7 +1,6 @@
 /* The sm_100a indexer's scores, from their emitted PTX, held to sums in double; with `long` under more schedules, and
  * with one thing broken in the PTX, which must be caught under one of a few. */
 #include "ptxsim/blackwell/index_rig.h"
-#include "ptxsim/ptx_break.h"
 #include "ptxsim/sm100a/sm100a_rig.h"
 
 static bool long_run;
@@ -99,47 +98,12 @@ static const struct ptx_breakage f32_breakages[] = {
     {"too few columns", "tcgen05.alloc", 0, PTX_LAST, "32"},
 };
 
-static bool is_caught(const struct index_problem *problem, struct px_module *module, const char *name)
+static bool caught(const void *problem, struct px_module *module, uint64_t seed, char *text, size_t bytes)
 {
-    char text[1024];
-    for (uint64_t seed = 0; seed < 6; seed++) {
-        struct index_problem p = *problem;
-        p.seed = seed;
-        p.config = (struct px_config){.seed = seed, .max_steps = 5000000};
-        if (run(&p, module, text, sizeof text))
-            continue;
-        char *line = strchr(text, '\n');
-        if (line)
-            *line = 0;
-        printf("%s: schedule %d: %s\n", name, (int)seed, text);
-        return true;
-    }
-    return false;
-}
-
-static size_t break_all(const struct index_problem *p, const char *entry, const struct ptx_breakage *list, size_t n)
-{
-    char  *text = ptx_text(NIB_PTX_DIR, "index_sm100a"), error[512];
-    size_t n_missed = 0;
-    assert_non_null(text);
-    if (is_caught(p, rig_module("index_sm100a"), "unbroken"))
-        fail();
-    for (size_t i = 0; i < n; i++) {
-        char *changed = ptx_broken(text, entry, &list[i]);
-        if (!changed)
-            fail_msg("%s: '%s' does not occur %d times in %s", list[i].name, list[i].text, list[i].nth + 1, entry);
-        struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
-        if (!module)
-            fail_msg("%s: %s", list[i].name, error);
-        if (!is_caught(p, module, list[i].name)) {
-            printf("%s: nothing was wrong\n", list[i].name);
-            n_missed++;
-        }
-        px_module_free(module);
-        free(changed);
-    }
-    free(text);
-    return n_missed;
+    struct index_problem p = *(const struct index_problem *)problem;
+    p.seed = seed;
+    p.config = (struct px_config){.seed = seed, .max_steps = 5000000};
+    return !run(&p, module, text, bytes);
 }
 
 static void broken_kernels(void **state)
@@ -150,9 +114,10 @@ static void broken_kernels(void **state)
     f32.q_f32 = true;
     if (!long_run)
         return;
-    size_t n = break_all(&fp4, "nib_sm100a_index_fp4", breakages, sizeof breakages / sizeof breakages[0]);
-    n += break_all(&f32, "nib_sm100a_index_f32_bf16", f32_breakages, sizeof f32_breakages / sizeof f32_breakages[0]);
-    assert_int_equal(n, 0);
+    rig_break_all(&(struct rig_broken){"index_sm100a", "nib_sm100a_index_fp4", 6, &fp4, caught}, breakages,
+                  sizeof breakages / sizeof breakages[0]);
+    rig_break_all(&(struct rig_broken){"index_sm100a", "nib_sm100a_index_f32_bf16", 6, &f32, caught}, f32_breakages,
+                  sizeof f32_breakages / sizeof f32_breakages[0]);
 }
 
 int main(int argc, char **argv)

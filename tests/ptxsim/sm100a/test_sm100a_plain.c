@@ -1,7 +1,6 @@
 /* The sm_100a product of plain rows from its emitted PTX, held to sums in double: BF16 and fp32 rows, few and many,
  * groups, ragged shapes, values at every edge, the same bits among few rows and many. `long`: many schedules; `broken`:
  * changes to the PTX, each of which must be caught. */
-#include "ptxsim/ptx_break.h"
 #include "ptxsim/sm100a/sm100a_rig.h"
 
 struct problem {
@@ -303,12 +302,12 @@ static const struct ptx_breakage breakages[] = {
     {"too few columns", "tcgen05.alloc", 0, PTX_LAST, "32"},
 };
 
-static bool caught(struct px_module *module, bool f32, uint64_t seed, char *text, size_t bytes)
+static bool caught(const void *problem, struct px_module *module, uint64_t seed, char *text, size_t bytes)
 {
-    struct problem r = {.p = {.n_rows = 9, .n_groups = 1, .n_out = 72, .n_in = 3592, .x_f32 = f32, .y_f32 = true},
-                        .config = {.seed = seed, .max_steps = 2000000},
-                        .seed = seed,
-                        .module = module};
+    struct problem r = *(const struct problem *)problem;
+    r.module = module;
+    r.seed = seed;
+    r.config = (struct px_config){.seed = seed, .max_steps = 2000000};
     bool bad = !run(&r) || !right(&r);
     (void)snprintf(text, bytes, "%s", r.error);
     release(&r);
@@ -318,34 +317,9 @@ static bool caught(struct px_module *module, bool f32, uint64_t seed, char *text
 static void broken(void **state)
 {
     (void)state;
-    (void)rig_module("plain_sm100a"); /* skips where there is no PTX */
-    char *text = ptx_text(NIB_PTX_DIR, "plain_sm100a"), error[512], said[1024];
-    assert_non_null(text);
-    for (uint64_t seed = 0; seed < 8; seed++)
-        if (caught(NULL, seed % 2, seed / 2, said, sizeof said))
-            fail_msg("unbroken, schedule %d: %s", (int)seed / 2, said);
-    int missed = 0;
-    for (size_t i = 0; i < sizeof breakages / sizeof breakages[0]; i++) {
-        const struct ptx_breakage *b = &breakages[i];
-        char                      *changed = ptx_broken(text, "nib_sm100a_plain_few_f32", b);
-        if (!changed)
-            fail_msg("%s: '%s' does not occur %d times", b->name, b->text, b->nth + 1);
-        struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
-        if (!module)
-            fail_msg("%s: %s", b->name, error);
-        uint64_t seed = 0;
-        while (seed < 4 && !caught(module, true, seed, said, sizeof said))
-            seed++;
-        char *line = strchr(said, '\n');
-        if (line)
-            *line = 0;
-        printf("%s: %s\n", b->name, seed < 4 ? said : "nothing was wrong");
-        missed += seed == 4;
-        px_module_free(module);
-        free(changed);
-    }
-    free(text);
-    assert_int_equal(missed, 0);
+    const struct problem r = {.p = {.n_rows = 9, .n_groups = 1, .n_out = 72, .n_in = 3592, .x_f32 = true, .y_f32 = true}};
+    rig_break_all(&(struct rig_broken){"plain_sm100a", "nib_sm100a_plain_few_f32", 4, &r, caught}, breakages,
+                  sizeof breakages / sizeof breakages[0]);
 }
 
 int main(int argc, char **argv)

@@ -1,7 +1,6 @@
 /* The sm_120a indexer's scores, from their emitted PTX, held to sums in double; with `long` under more schedules, and
  * with one thing broken in the PTX, which must be caught under one of a few. */
 #include "ptxsim/blackwell/index_rig.h"
-#include "ptxsim/ptx_break.h"
 #include "ptxsim/sm120a/sm120a_rig.h"
 
 static bool long_run;
@@ -49,51 +48,22 @@ static const struct ptx_breakage breakages[] = {
     {"negative products not cut off", "setp.lt.f32", 0, PTX_REPLACE, "setp.nan.f32"},
 };
 
-static bool is_caught(struct px_module *module, const char *name)
+static bool caught(const void *problem, struct px_module *module, uint64_t seed, char *text, size_t bytes)
 {
-    char text[1024];
-    for (uint64_t seed = 0; seed < 6; seed++) {
-        struct index_problem p = {
-            .fp4 = true, .q_f32 = true, .n_heads = 40, .n_rows = 1, .pos = 2100, .top_k = 64, .blocks = 1};
-        p.seed = seed;
-        p.config = (struct px_config){.seed = seed, .max_steps = 20000000};
-        if (run(&p, module, text, sizeof text))
-            continue;
-        char *line = strchr(text, '\n');
-        if (line)
-            *line = 0;
-        printf("%s: schedule %d: %s\n", name, (int)seed, text);
-        return true;
-    }
-    return false;
+    struct index_problem p = *(const struct index_problem *)problem;
+    p.seed = seed;
+    p.config = (struct px_config){.seed = seed, .max_steps = 20000000};
+    return !run(&p, module, text, bytes);
 }
 
 static void broken_kernels(void **state)
 {
     (void)state;
-    if (!long_run)
-        return;
-    if (is_caught(rig_module("index_sm120a"), "unbroken"))
-        fail();
-    char  *text = ptx_text(NIB_PTX_DIR, "index_sm120a"), error[512];
-    size_t n_missed = 0;
-    assert_non_null(text);
-    for (size_t i = 0; i < sizeof breakages / sizeof breakages[0]; i++) {
-        char *changed = ptx_broken(text, "nib_sm120a_index_fp4", &breakages[i]);
-        if (!changed)
-            fail_msg("%s: '%s' does not occur %d times", breakages[i].name, breakages[i].text, breakages[i].nth + 1);
-        struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
-        if (!module)
-            fail_msg("%s: %s", breakages[i].name, error);
-        if (!is_caught(module, breakages[i].name)) {
-            printf("%s: nothing was wrong\n", breakages[i].name);
-            n_missed++;
-        }
-        px_module_free(module);
-        free(changed);
-    }
-    free(text);
-    assert_int_equal(n_missed, 0);
+    const struct index_problem p = {
+        .fp4 = true, .q_f32 = true, .n_heads = 40, .n_rows = 1, .pos = 2100, .top_k = 64, .blocks = 1};
+    if (long_run)
+        rig_break_all(&(struct rig_broken){"index_sm120a", "nib_sm120a_index_fp4", 6, &p, caught}, breakages,
+                      sizeof breakages / sizeof breakages[0]);
 }
 
 int main(int argc, char **argv)
