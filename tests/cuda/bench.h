@@ -26,7 +26,8 @@ void     bench_close(void);
 
 /* Random weights: [n_stack] matrices of one type; bytes as packed. */
 struct nib_weight *bench_weight(enum nib_weight_type type, int32_t n_stack, int32_t n_out, int32_t n_in);
-struct nib_weight *bench_weight_for(enum nib_act_format act, enum nib_weight_type type, int32_t n_stack, int32_t n_out, int32_t n_in);
+struct nib_weight *bench_weight_for(enum nib_act_format act, enum nib_weight_type type, int32_t n_stack, int32_t n_out,
+                                    int32_t n_in);
 struct nib_act     bench_fp8_rows(int32_t rows, int32_t cols);
 size_t             bench_weight_bytes(const struct nib_weight *w);
 

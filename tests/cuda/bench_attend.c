@@ -1,5 +1,6 @@
-/* Attention and index scores alone, at decode and prefill sizes, with rows of their own for every sequence. Small ones are
- * enqueued N_TURNS times in one graph, as a graph of one kernel takes 8 us by itself, over rows that change in turns. */
+/* Attention and index scores alone, at decode and prefill sizes, with rows of their own for every sequence. Small ones
+ * are enqueued N_TURNS times in one graph, as a graph of one kernel takes 8 us by itself, over rows that change in
+ * turns. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,12 +148,13 @@ static void bench_attend_case(const struct attend_case *c)
                                 .rows = &rows,
                                 .rope = {bench_random(N_ROT / 2 * 4, true), N_ROT}};
     const size_t each = c->f32 ? 4 : 2, all_heads = (size_t)n * (size_t)c->n_heads * DIM * each;
-    a.q = (struct nib_mat){bench_random(all_heads, c->f32), c->f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, n, c->n_heads * DIM,
-                           c->n_heads * DIM};
+    a.q = (struct nib_mat){bench_random(all_heads, c->f32), c->f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, n,
+                           c->n_heads * DIM, c->n_heads * DIM};
     a.o = a.q;
     a.o.data = bench_random(all_heads, c->f32);
     a.sink = bench_random((size_t)c->n_heads * 4, true);
-    struct attends all = {.n_turns = n > 64 || g_once ? 1 : N_TURNS, .n_stores = n > 64 ? 1 : c->n_seqs == 64 ? 2 : N_TURNS};
+    struct attends all = {.n_turns = n > 64 || g_once ? 1 : N_TURNS,
+                          .n_stores = n > 64 ? 1 : c->n_seqs == 64 ? 2 : N_TURNS};
     double per_row = WINDOW;
     for (int i = 0; i < all.n_stores; i++) {
         all.window[i] = make_store(c->format, pages, NIB_PAGE_TOKENS, DIM);
@@ -271,8 +273,8 @@ static void bench_index_case(enum nib_row_format format, int32_t top_k, int32_t 
     const double flops = 2.0 * n_heads * dim * n_entries * n_seqs;
     const double bytes = (double)a.keys.row_bytes * n_entries * n_seqs;
     printf("index  %s keys, %s q, %4d of %6d entries, %d rows: %8.2f us; limits %6.2f us bytes, %6.2f us products\n",
-           format == NIB_ROW_FP4 ? "fp4 " : "bf16", f32 ? "fp32" : "bf16", top_k, n_entries, n_seqs, seconds * 1e6, bytes / g_copy_rate * 1e6,
-           flops / BENCH_MATRIX_RATE * 1e6);
+           format == NIB_ROW_FP4 ? "fp4 " : "bf16", f32 ? "fp32" : "bf16", top_k, n_entries, n_seqs, seconds * 1e6,
+           bytes / g_copy_rate * 1e6, flops / BENCH_MATRIX_RATE * 1e6);
     bench_close();
 }
 

@@ -1,5 +1,5 @@
-/* Measures the CUDA backend on a card: its own copy rate, products with weights at decode and prefill sizes, the experts,
- * and whole steps of a model of published shapes with random weights. Buffers rotate past the L2. Usage:
+/* Measures the CUDA backend on a card: its own copy rate, products with weights at decode and prefill sizes, the
+ * experts, and whole steps of a model of published shapes with random weights. Buffers rotate past the L2. Usage:
  *
  *   bench_cuda [linear] [prefill] [experts] [step] [ops] [attend] [index]      all of these without arguments
  *              [step128k] [ops128k] [step1] [products1]      only where named; the last two are for a profiler
@@ -96,7 +96,8 @@ struct nib_weight *bench_weight_for(enum nib_act_format act, enum nib_weight_typ
         codes = big;
     }
     for (int32_t i = 0; i < n_stack; i++)
-        part[i] = (struct nib_weight_part){codes, g_scales[type == NIB_WEIGHT_NVFP4 ? 0 : 1], type == NIB_WEIGHT_NVFP4 ? 1e-3f : 1.0f};
+        part[i] = (struct nib_weight_part){codes, g_scales[type == NIB_WEIGHT_NVFP4 ? 0 : 1],
+                                           type == NIB_WEIGHT_NVFP4 ? 1e-3f : 1.0f};
     struct nib_weight_desc d = {type, act, n_stack, n_out, n_in, part, NIB_USE_ANY};
     if (api->weight_pack(g_backend, &d, &w, &err) != NIB_OK) {
         fprintf(stderr, "bench: %s\n", err.text);
@@ -244,9 +245,9 @@ static void run_copy(void *data)
 }
 
 static const struct nib_dims k_dims = {
-    .n_rows_max = 4096, .n_seqs_max = 64, .n_ctx_max = 8192, .dim = 7168, .n_hc = 4, .n_heads = 64, .head_dim = 512, .n_rot = 64,
-    .q_rank = 1536, .n_groups = 8, .o_rank = 1024, .n_window = 128, .n_index_heads = 64, .index_dim = 128, .index_top_k = 512,
-    .n_experts = 256, .top_k = 6, .n_inner = 2048, .n_inner_shared = 2048, .vocab = 4096};
+    .n_rows_max = 4096, .n_seqs_max = 64, .n_ctx_max = 8192, .dim = 7168, .n_hc = 4, .n_heads = 64, .head_dim = 512,
+    .n_rot = 64, .q_rank = 1536, .n_groups = 8, .o_rank = 1024, .n_window = 128, .n_index_heads = 64, .index_dim = 128,
+    .index_top_k = 512, .n_experts = 256, .top_k = 6, .n_inner = 2048, .n_inner_shared = 2048, .vocab = 4096};
 
 static void bench_rates(void)
 {
@@ -310,14 +311,15 @@ static void bench_product_for(enum nib_act_format act, enum nib_weight_type type
     for (int i = 0; i < n_rows; i++) {
         p.x = act == NIB_ACT_FP8 ? bench_fp8_rows(rows[i], n_in) : bf16_rows(rows[i], n_in);
         p.y = bf16_mat(rows[i], n_out);
-        double seconds = bench_graph_seconds(run_product, &p, NULL) / p.n, moved = bytes + 2.0 * rows[i] * (n_in + n_out);
-        double limit = moved / g_copy_rate;
+        double seconds = bench_graph_seconds(run_product, &p, NULL) / p.n;
+        double moved = bytes + 2.0 * rows[i] * (n_in + n_out), limit = moved / g_copy_rate;
         if (rows[i] > 64)
             printf("%-5s [%6d, %5d] %5d %s rows: %9.1f us, %7.1f TFLOP/s\n", type_name(type), n_out, n_in, rows[i],
                    act == NIB_ACT_FP8 ? "fp8" : "bf16", seconds * 1e6, 2e-12 * rows[i] * n_out * n_in / seconds);
         else
-            printf("%-5s [%6d, %5d] %5d rows: %7.2f MB %7.2f us, limit %7.2f us, %5.1f %%, over by %6.2f us\n", type_name(type), n_out,
-                   n_in, rows[i], moved * 1e-6, seconds * 1e6, limit * 1e6, 100 * limit / seconds, (seconds - limit) * 1e6);
+            printf("%-5s [%6d, %5d] %5d rows: %7.2f MB %7.2f us, limit %7.2f us, %5.1f %%, over by %6.2f us\n",
+                   type_name(type), n_out, n_in, rows[i], moved * 1e-6, seconds * 1e6, limit * 1e6,
+                   100 * limit / seconds, (seconds - limit) * 1e6);
         api->release(g_backend, p.x.plain.data);
         api->release(g_backend, p.x.codes);
         api->release(g_backend, p.x.scales);
@@ -437,11 +439,12 @@ static void make_layer(struct bench_model *m, struct nib_layer *l, int32_t ratio
     l->wo_a = counted(m, b, c->n_groups * c->o_rank, c->n_heads * d / c->n_groups);
     l->wo_b = counted(m, t, c->dim, c->n_groups * c->o_rank);
     if (ratio > 0)
-        l->compress = (struct nib_compressor){counted(m, b, coff * d, c->dim), counted(m, b, coff * d, c->dim), vector(ratio * coff * d),
-                                              vector(d)};
+        l->compress = (struct nib_compressor){counted(m, b, coff * d, c->dim), counted(m, b, coff * d, c->dim),
+                                              vector(ratio * coff * d), vector(d)};
     if (ratio == 4) {
-        l->index = (struct nib_compressor){counted(m, b, 2 * c->index_dim, c->dim), counted(m, b, 2 * c->index_dim, c->dim),
-                                           vector(ratio * 2 * c->index_dim), vector(c->index_dim)};
+        l->index =
+            (struct nib_compressor){counted(m, b, 2 * c->index_dim, c->dim), counted(m, b, 2 * c->index_dim, c->dim),
+                                    vector(ratio * 2 * c->index_dim), vector(c->index_dim)};
         l->index_wq_b = counted(m, t, c->n_index_heads * c->index_dim, c->q_rank);
         l->index_weights = counted(m, b, c->n_index_heads, c->dim);
     }
@@ -450,28 +453,30 @@ static void make_layer(struct bench_model *m, struct nib_layer *l, int32_t ratio
     l->w1 = bench_weight(t, c->n_experts, c->n_inner, c->dim);
     l->w3 = bench_weight(t, c->n_experts, c->n_inner, c->dim);
     l->w2 = bench_weight(t, c->n_experts, c->dim, c->n_inner);
-    m->bytes += (double)(bench_weight_bytes(l->w1) + bench_weight_bytes(l->w2) + bench_weight_bytes(l->w3)) * c->top_k / c->n_experts;
+    m->bytes += (double)(bench_weight_bytes(l->w1) + bench_weight_bytes(l->w2) + bench_weight_bytes(l->w3)) * c->top_k /
+                c->n_experts;
     l->sw1 = counted(m, t, c->n_inner, c->dim);
     l->sw3 = counted(m, t, c->n_inner, c->dim);
     l->sw2 = counted(m, t, c->dim, c->n_inner);
 }
 
-static struct bench_model make_model(const struct shape *s, int32_t n_layers, int32_t n_seqs, int32_t n_rows, int32_t n_ctx, enum nib_kv kv)
+static struct bench_model make_model(const struct shape *s, int32_t n_layers, int32_t n_seqs, int32_t n_rows,
+                                     int32_t n_ctx, enum nib_kv kv)
 {
     struct bench_model m = {.bytes = 0};
     struct nib_error err = {0};
     m.config = (struct nib_config){
         .dim = s->dim, .n_layers = n_layers, .n_heads = s->n_heads, .head_dim = 512, .n_rot = 64, .q_rank = s->q_rank,
         .n_groups = s->n_groups, .o_rank = 1024, .n_window = 128, .n_index_heads = 64, .index_dim = 128,
-        .index_top_k = s->index_top_k, .n_experts = s->n_experts, .n_shared = 1, .top_k = 6, .n_inner = s->n_inner, .n_hc = 4,
-        .n_sinkhorn = 20, .vocab = 129280, .n_ctx_max = 1 << 20, .norm_eps = 1e-6f, .hc_eps = 1e-6f, .route_scale = 1.5f,
-        .swiglu_limit = 10, .rope_theta = 10000, .compress_rope_theta = 160000};
+        .index_top_k = s->index_top_k, .n_experts = s->n_experts, .n_shared = 1, .top_k = 6, .n_inner = s->n_inner,
+        .n_hc = 4, .n_sinkhorn = 20, .vocab = 129280, .n_ctx_max = 1 << 20, .norm_eps = 1e-6f, .hc_eps = 1e-6f,
+        .route_scale = 1.5f, .swiglu_limit = 10, .rope_theta = 10000, .compress_rope_theta = 160000};
     const struct nib_config *c = &m.config;
     struct nib_dims d = {
-        .n_rows_max = n_rows, .n_seqs_max = n_seqs, .n_ctx_max = n_ctx, .dim = c->dim, .n_hc = c->n_hc, .n_heads = c->n_heads,
-        .head_dim = 512, .n_rot = 64, .q_rank = c->q_rank, .n_groups = c->n_groups, .o_rank = 1024, .n_window = 128,
-        .n_index_heads = 64, .index_dim = 128, .index_top_k = c->index_top_k, .n_experts = c->n_experts, .top_k = c->top_k,
-        .n_inner = c->n_inner, .n_inner_shared = c->n_inner, .vocab = c->vocab};
+        .n_rows_max = n_rows, .n_seqs_max = n_seqs, .n_ctx_max = n_ctx, .dim = c->dim, .n_hc = c->n_hc,
+        .n_heads = c->n_heads, .head_dim = 512, .n_rot = 64, .q_rank = c->q_rank, .n_groups = c->n_groups,
+        .o_rank = 1024, .n_window = 128, .n_index_heads = 64, .index_dim = 128, .index_top_k = c->index_top_k,
+        .n_experts = c->n_experts, .top_k = c->top_k, .n_inner = c->n_inner, .n_inner_shared = c->n_inner, .vocab = c->vocab};
     bench_open(&d);
     struct nib_rank *rk = &m.rank;
     rk->api = api;
@@ -509,7 +514,9 @@ static void fill_store(const struct nib_store *s, int64_t n_pages)
 {
     size_t bytes = (size_t)(n_pages * s->page_rows * s->row_bytes);
     for (size_t at = 0; s->base && at < bytes; at += SOURCE_BYTES)
-        bench_done(api->upload(g_stream, s->base + at, g_scales[2], bytes - at < SOURCE_BYTES ? bytes - at : SOURCE_BYTES), "rows");
+        bench_done(
+            api->upload(g_stream, s->base + at, g_scales[2], bytes - at < SOURCE_BYTES ? bytes - at : SOURCE_BYTES),
+            "rows");
     bench_done(api->synchronise(g_stream), "rows");
 }
 
@@ -521,9 +528,9 @@ void bench_step_run(void *data)
     if (s->n_logits == 0)
         return;
     bench_done(nib_forward_logits(rk, s->logits_row, s->n_logits, false), "logits");
-    bench_done(api->ops->sample(g_stream, &(struct nib_sample_args){.logits = nib_mat_rows(rk->work.logits, s->n_logits), .n = s->n_logits,
-                                                               .row = s->sample, .token = s->token, .logprob = s->logprob}),
-         "sample");
+    const struct nib_sample_args choose = {.logits = nib_mat_rows(rk->work.logits, s->n_logits), .n = s->n_logits,
+                                           .row = s->sample, .token = s->token, .logprob = s->logprob};
+    bench_done(api->ops->sample(g_stream, &choose), "sample");
 }
 
 void *bench_put(const void *host, size_t bytes)
@@ -559,8 +566,9 @@ struct bench_step bench_step_make(struct bench_model *m, int32_t n_seqs, int32_t
         }
     }
     start[n_seqs] = n;
-    s.rows = (struct nib_rows){.n_rows = n, .n_seqs = n_seqs, .token = bench_put(token, (size_t)n * 4), .pos = bench_put(pos, (size_t)n * 4),
-                               .seq = bench_put(seq, (size_t)n * 4), .seq_start = bench_put(start, ((size_t)n_seqs + 1) * 4),
+    s.rows = (struct nib_rows){.n_rows = n, .n_seqs = n_seqs, .token = bench_put(token, (size_t)n * 4),
+                               .pos = bench_put(pos, (size_t)n * 4), .seq = bench_put(seq, (size_t)n * 4),
+                               .seq_start = bench_put(start, ((size_t)n_seqs + 1) * 4),
                                .slot = bench_put(slot, (size_t)n_seqs * 4), .window_page = bench_put(window, pages),
                                .entry_page = bench_put(entry, pages), .page_stride = stride};
     s.logits_row = bench_put(row, (size_t)n_seqs * 4);
@@ -574,10 +582,12 @@ struct bench_step bench_step_make(struct bench_model *m, int32_t n_seqs, int32_t
 static double step_bytes(const struct bench_model *m, int32_t n)
 {
     const struct nib_config *c = &m->config;
-    double bytes = m->bytes + 2.0 * c->vocab * c->dim, touched = c->n_experts * (1 - pow(1 - (double)c->top_k / c->n_experts, n));
+    double bytes = m->bytes + 2.0 * c->vocab * c->dim;
+    double touched = c->n_experts * (1 - pow(1 - (double)c->top_k / c->n_experts, n));
     for (int32_t l = 0; l < c->n_layers; l++) {
         const struct nib_layer *layer = &m->rank.weights.layer[l];
-        double expert = (double)(bench_weight_bytes(layer->w1) + bench_weight_bytes(layer->w2) + bench_weight_bytes(layer->w3)) / c->n_experts;
+        size_t all = bench_weight_bytes(layer->w1) + bench_weight_bytes(layer->w2) + bench_weight_bytes(layer->w3);
+        double expert = (double)all / c->n_experts;
         bytes += expert * (touched - c->top_k);
         bytes += 4.0 * 2 * (2 + c->n_hc) * c->n_hc * c->n_hc * c->dim; /* fn of both hyper-connections, fp32 */
     }
@@ -603,8 +613,8 @@ static void bench_step(const char *shape, int32_t n_layers, int32_t n_ctx)
     for (int32_t n = 1; n <= 8; n *= 8) {
         struct bench_step step = bench_step_make(&m, n, n_ctx, 1);
         double      seconds = bench_graph_seconds(bench_step_run, &step, NULL), limit = step_bytes(&m, n) / g_copy_rate;
-        printf("step %s, %d layers, context %d, batch %d: %.1f us, weights' limit %.1f us, %.1f %%\n", shape, n_layers, n_ctx, n,
-               seconds * 1e6, limit * 1e6, 100 * limit / seconds);
+        printf("step %s, %d layers, context %d, batch %d: %.1f us, weights' limit %.1f us, %.1f %%\n", shape, n_layers,
+               n_ctx, n, seconds * 1e6, limit * 1e6, 100 * limit / seconds);
     }
 }
 

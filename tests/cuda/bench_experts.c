@@ -86,8 +86,8 @@ static void bench_experts_of(enum nib_act_format act, enum nib_weight_type t, en
         double  limit = bytes / g_copy_rate, flops = 6.0 * n * (TOP_K + 1) * DIM * INNER;
         printf("experts, flash, %4d %s tokens, %3d experts and the shared one, %d kernels: %8.1f us, "
                "%6.1f MB in %7.1f us, %5.1f %%; %6.1f TFLOP/s\n",
-               n, act == NIB_ACT_FP8 ? "fp8" : "bf16", touched, n_kernels / (N_TURNS * N_LAYERS), seconds * 1e6, bytes * 1e-6,
-               limit * 1e6, 100 * limit / seconds, flops / seconds * 1e-12);
+               n, act == NIB_ACT_FP8 ? "fp8" : "bf16", touched, n_kernels / (N_TURNS * N_LAYERS), seconds * 1e6,
+               bytes * 1e-6, limit * 1e6, 100 * limit / seconds, flops / seconds * 1e-12);
     }
     bench_close();
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The commands on a card: what `auto` is, the forms of `nibble bench`, and the refusal of a card whose memory is taken. Usage:
-# commands_card.sh BIN, from the source folder.
+# The commands on a card: what `auto` is, the forms of `nibble bench`, and the refusal of a card whose memory is taken.
+# Usage: commands_card.sh BIN, from the source folder.
 set -u
 nibble=$1/nibble
 hold=$1/hold_memory
@@ -37,10 +37,16 @@ has '"backend": *"cuda"'
 grep -q '^<svg xmlns' "$dir/plot.svg" && grep -q '^</svg>$' "$dir/plot.svg" || complain "$said: no picture"
 grep -q '>decode, batch 2<' "$dir/plot.svg" || complain "$said: the picture does not name its line"
 try 0 "$nibble" bench $quick --backend cuda --csv
-awk -F, 'NR == 1 { if ($0 != "phase,part,op,context,batch,tokens_per_s,bytes,ops,limit,share") print "names: " $0; next }
+awk -F, 'NR == 1 {
+        if ($0 != "phase,part,op,context,batch,tokens_per_s,bytes,ops,limit,share") print "names: " $0
+        next
+    }
     NF != 10 || $2 != "all" || !($6 > 0) || !($7 > 0) { print "line: " $0 }
     { lines[$1]++ }
-    END { if (lines["decode"] != 4 || lines["prefill"] != 2) print "lines: " lines["decode"] " and " lines["prefill"] }' \
+    END {
+        if (lines["decode"] != 4 || lines["prefill"] != 2)
+            print "lines: " lines["decode"] " and " lines["prefill"]
+    }' \
     "$dir/out" >"$dir/wrong"
 [ ! -s "$dir/wrong" ] || complain "$said: $(cat "$dir/wrong")"
 
@@ -55,11 +61,13 @@ grep -q 'a step runs as a whole there' "$dir/err" || complain "$said: $(cat "$di
 # ---- Another process has the memory: a sentence before anything is loaded, and it works once the memory is back ----
 try 0 "$nibble" run -m models/tiny-v4 --backend cuda -n 8 --temp 0 -p 'What is 2 + 2?'
 for left in 700 560 8; do
-    "$hold" $left "$nibble" run -m models/tiny-v4 --backend cuda -n 8 --temp 0 -p 'What is 2 + 2?' >"$dir/out" 2>"$dir/err"
+    "$hold" $left "$nibble" run -m models/tiny-v4 --backend cuda -n 8 --temp 0 -p 'What is 2 + 2?' \
+        >"$dir/out" 2>"$dir/err"
     code=$?
     echo "memory left $left MiB: exit code $code: $(tail -n 1 "$dir/err")"
     [ "$code" -le 1 ] || complain "memory left $left MiB: exit code $code"
-    [ "$code" -eq 0 ] || grep -q -i -e 'GiB are free' -e memory "$dir/err" || complain "memory left $left MiB: $(cat "$dir/err")"
+    [ "$code" -eq 0 ] || grep -q -i -e 'GiB are free' -e memory "$dir/err" ||
+        complain "memory left $left MiB: $(cat "$dir/err")"
 done
 [ "$code" -eq 1 ] || complain "8 MiB left and not refused"
 try 0 "$nibble" run -m models/tiny-v4 --backend cuda -n 8 --temp 0 -p 'What is 2 + 2?'

@@ -1,7 +1,7 @@
 /* Attention of sm_120a on a Hopper card, which has all its instructions, and the indexer's scores with theirs emulated
- * (emulated/). The problems and what must come out are those of the simulator's tests (tests/ptxsim/sm120a/attend_rig.c,
- * tests/ptxsim/blackwell/index_rig.c); this file stands in for the simulator: memory that card and host both see,
- * kernels by name.
+ * (emulated/). The problems and what must come out are those of the simulator's tests
+ * (tests/ptxsim/sm120a/attend_rig.c, tests/ptxsim/blackwell/index_rig.c); this file stands in for the simulator: memory
+ * that card and host both see, kernels by name.
  *
  *   parts_attend_sm120a [small]     small: problems for compute-sanitizer */
 #include <cuda_runtime_api.h>
@@ -177,9 +177,10 @@ int main(int argc, char **argv)
     run_index((struct index_problem){.fp4 = true, .n_heads = 100, .n_rows = 3, .pos = 200, .top_k = 55, .blocks = 3,
                                      .not_finite = true});
     if (!small) {
-        run_index((struct index_problem){.fp4 = true, .n_heads = 64, .n_rows = 1, .pos = 2900, .top_k = 64, .blocks = 1});
-        run_index((struct index_problem){.fp4 = true, .q_f32 = true, .n_heads = 128, .n_rows = 1, .pos = 5051, .top_k = 3,
-                                         .blocks = 4});
+        run_index(
+            (struct index_problem){.fp4 = true, .n_heads = 64, .n_rows = 1, .pos = 2900, .top_k = 64, .blocks = 1});
+        run_index((struct index_problem){
+            .fp4 = true, .q_f32 = true, .n_heads = 128, .n_rows = 1, .pos = 5051, .top_k = 3, .blocks = 4});
     }
     puts(failed ? "FAILED" : "all right");
     return failed != 0;

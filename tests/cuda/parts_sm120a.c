@@ -236,7 +236,8 @@ static void rows_up(const struct problem *p, const struct data *d, struct pool *
     for (size_t t = 0; t < (size_t)d->n_x; t++) {
         ok(cudaMemcpyAsync(codes + t * stride, d->x_codes + t * b.x_codes, b.x_codes, cudaMemcpyHostToDevice, NULL),
            "codes");
-        ok(cudaMemcpyAsync(scales + t * s_stride, d->x_scales + t * b.x_scales, b.x_scales, cudaMemcpyHostToDevice, NULL),
+        ok(cudaMemcpyAsync(scales + t * s_stride, d->x_scales + t * b.x_scales, b.x_scales, cudaMemcpyHostToDevice,
+                           NULL),
            "scales");
     }
     l->x_codes = codes;

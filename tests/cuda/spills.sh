@@ -1,6 +1,6 @@
 #!/bin/sh
-# spills.sh NVCC SOURCE_DIR WORK_DIR [JOBS]: assembles every kernel of the library for every card that `make cuda` builds for, and names
-# those that keep values in memory for want of registers. Minutes.
+# spills.sh NVCC SOURCE_DIR WORK_DIR [JOBS]: assembles every kernel of the library for every card that `make cuda`
+# builds for, and names those that keep values in memory for want of registers. Minutes.
 nvcc=$1 source=$2 work=$3 jobs=${4:-2}
 mkdir -p "$work" || exit 1
 rm -f "$work"/*.txt
@@ -26,8 +26,9 @@ for file in "$cuda"/any/*.cu "$cuda"/sm90a/*.cu "$cuda"/sm100a/*.cu "$cuda"/sm12
     for target in $targets; do echo "$file $target"; done
 done | xargs -P "$jobs" -n 2 sh -c '
     name=$(basename "$4" .cu).$5
-    "$1" -cubin -arch="sm_$5" -std=c++17 -O3 -fmad=false -lineinfo -DNIB_CUDA_SM90A -I"$2/src" -I"$2/include" -Xptxas -v \
-        -o "$3/$name.cubin" "$4" >"$3/$name.txt" 2>&1 || { cat "$3/$name.txt" >&2; exit 255; }' sh "$nvcc" "$source" "$work" || exit 1
+    "$1" -cubin -arch="sm_$5" -std=c++17 -O3 -fmad=false -lineinfo -DNIB_CUDA_SM90A -I"$2/src" -I"$2/include" \
+        -Xptxas -v -o "$3/$name.cubin" "$4" >"$3/$name.txt" 2>&1 || { cat "$3/$name.txt" >&2; exit 255; }' \
+    sh "$nvcc" "$source" "$work" || exit 1
 
 cat "$work"/*.txt | c++filt | awk -v known="$known" '
     BEGIN {

@@ -107,7 +107,8 @@ static __device__ __noinline__ void nib_mma_mxf4_warp(float d[4], const uint32_t
             for (int i = 0; i < 4; i++) { /* as above; k up to 31 has the first scale */
                 uint32_t v = __shfl_sync(~0u, a[i], 4 * g + q);
                 int      at = 8 * (byte + i / 2);
-                double   scale = emulated_ue8m0(row_scale[i % 2] >> at & 255u) * emulated_ue8m0(column_scale >> at & 255u);
+                double   scale = emulated_ue8m0(row_scale[i % 2] >> at & 255u) *
+                               emulated_ue8m0(column_scale >> at & 255u);
                 sum[i % 2 * 2 + column] += (double)emulated_dot8(v, b[i / 2]) * scale;
             }
         }
