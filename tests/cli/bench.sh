@@ -4,45 +4,7 @@
 set -u
 nibble=$1
 json_get=$2
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-failures=0
-
-complain() {
-    echo "FAILED: $*"
-    failures=$((failures + 1))
-}
-
-# try CODE ARGUMENTS...
-try() {
-    want=$1
-    shift
-    said="nibble $*"
-    "$nibble" "$@" >"$dir/out" 2>"$dir/err"
-    code=$?
-    if [ "$code" -ne "$want" ]; then
-        complain "$said: exit code $code, wanted $want"
-        sed 's/^/    /' "$dir/err"
-    fi
-}
-
-# refuses CODE TEXT ARGUMENTS...
-refuses() {
-    want=$1
-    text=$2
-    shift 2
-    try "$want" "$@"
-    grep -q -F -e "$text" "$dir/err" || complain "$said: no '$text' in: $(cat "$dir/err")"
-    [ "$(wc -l <"$dir/err")" -eq 1 ] || complain "$said: more than one line on standard error"
-    [ ! -s "$dir/out" ] || complain "$said: something on standard output"
-}
-
-json() {
-    wanted=$1
-    shift
-    found=$("$json_get" "$@" <"$dir/out")
-    [ "$found" = "$wanted" ] || complain "$said: $* is '$found', wanted '$wanted'"
-}
+. "$(dirname "$0")/checks.sh"
 
 quick="--threads 2 --repeat 1 --rows 8"
 
@@ -136,5 +98,4 @@ refuses 2 "7 layers, wanted 1 to 6" bench --predict b200 --shape tiny,layers=7
 refuses 2 "n_context is 1048576" bench --predict b200 --context 1M --phase decode
 refuses 2 "unknown option '--repeat'" bench --predict b200 --repeat 3
 
-[ "$failures" -eq 0 ] || { echo "$failures failures"; exit 1; }
-echo "all passed"
+conclude

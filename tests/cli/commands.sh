@@ -6,53 +6,7 @@ nibble=$1
 json_get=$2
 source=$3
 evaluation=$source/tests/data/goldens/model/evaluation.jsonl
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-failures=0
-
-complain() {
-    echo "FAILED: $*"
-    failures=$((failures + 1))
-}
-
-# try CODE ARGUMENTS...: run nibble, keep its output, require the exit code. Input comes from $dir/in.
-: >"$dir/in"
-try() {
-    want=$1
-    shift
-    said="nibble $*"
-    "$nibble" "$@" <"$dir/in" >"$dir/out" 2>"$dir/err"
-    code=$?
-    if [ "$code" -ne "$want" ]; then
-        complain "$said: exit code $code, wanted $want"
-        sed 's/^/    /' "$dir/err"
-    fi
-}
-
-out_has() { grep -q -F -e "$1" "$dir/out" || complain "$said: no '$1' on standard output"; }
-err_has() { grep -q -F -e "$1" "$dir/err" || complain "$said: no '$1' in: $(cat "$dir/err")"; }
-out_is() { [ "$(cat "$dir/out")" = "$1" ] || complain "$said: printed '$(cat "$dir/out")', wanted '$1'"; }
-
-# json VALUE KEY...: what the output holds there.
-json() {
-    wanted=$1
-    shift
-    found=$("$json_get" "$@" <"$dir/out")
-    [ "$found" = "$wanted" ] || complain "$said: $* is '$found', wanted '$wanted'"
-}
-
-# refuses CODE TEXT ARGUMENTS...: one line on standard error holding TEXT, nothing on standard output.
-refuses() {
-    want=$1
-    text=$2
-    shift 2
-    try "$want" "$@"
-    err_has "$text"
-    lines=$(wc -l <"$dir/err")
-    [ "$lines" -eq 1 ] || complain "$said: $lines lines on standard error, wanted 1"
-    grep -q '^nibble: ' "$dir/err" || complain "$said: the error does not begin with 'nibble: '"
-    [ ! -s "$dir/out" ] || complain "$said: something on standard output"
-}
+. "$(dirname "$0")/checks.sh"
 
 # field NAME LINE: the ids of a row of the evaluation data, as "1, 2, 3".
 field() { sed -n "$2s/.*\"$1\": \\[\\([^]]*\\)\\].*/\\1/p" "$evaluation"; }
@@ -265,8 +219,4 @@ try 0 inspect --json -m "$source/tests/data/tiny-v4-official"
 json official layout
 "$json_get" formats experts mxfp4 bytes <"$dir/out" >/dev/null || complain "$said: no MXFP4 experts"
 
-if [ "$failures" -gt 0 ]; then
-    echo "$failures checks failed"
-    exit 1
-fi
-echo 'all checks passed'
+conclude

@@ -476,7 +476,8 @@ static struct bench_model make_model(const struct shape *s, int32_t n_layers, in
         .n_rows_max = n_rows, .n_seqs_max = n_seqs, .n_ctx_max = n_ctx, .dim = c->dim, .n_hc = c->n_hc,
         .n_heads = c->n_heads, .head_dim = 512, .n_rot = 64, .q_rank = c->q_rank, .n_groups = c->n_groups,
         .o_rank = 1024, .n_window = 128, .n_index_heads = 64, .index_dim = 128, .index_top_k = c->index_top_k,
-        .n_experts = c->n_experts, .top_k = c->top_k, .n_inner = c->n_inner, .n_inner_shared = c->n_inner, .vocab = c->vocab};
+        .n_experts = c->n_experts, .top_k = c->top_k, .n_inner = c->n_inner, .n_inner_shared = c->n_inner,
+        .vocab = c->vocab};
     bench_open(&d);
     struct nib_rank *rk = &m.rank;
     rk->api = api;

@@ -4,24 +4,7 @@
 set -u
 nibble=$1/nibble
 hold=$1/hold_memory
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-failures=0
-
-complain() {
-    echo "FAILED: $*"
-    failures=$((failures + 1))
-}
-
-# try CODE COMMAND...
-try() {
-    want=$1
-    shift
-    said="$*"
-    "$@" >"$dir/out" 2>"$dir/err"
-    code=$?
-    [ "$code" -eq "$want" ] || complain "$said: exit code $code, wanted $want: $(cat "$dir/err")"
-}
+. "$(dirname "$0")/../cli/checks.sh"
 
 has() {
     grep -q -e "$1" "$dir/out" || complain "$said: no '$1'"
@@ -30,13 +13,13 @@ has() {
 quick="--shape tiny --repeat 1 --rows 8 --context 0,1K --batch 1,2"
 
 # ---- The forms of a result: 4 decode steps and 2 prompts, no share since a card's limits are not measured ----
-try 0 "$nibble" bench $quick --backend cuda --json --svg "$dir/plot.svg"
+try 0 bench $quick --backend cuda --json --svg "$dir/plot.svg"
 has '"backend": *"cuda"'
 [ "$(grep -o '"tokens_per_s": *[1-9]' "$dir/out" | wc -l)" -eq 6 ] || complain "$said: not 6 speeds"
 [ "$(grep -o '"part": *"all"' "$dir/out" | wc -l)" -eq 6 ] || complain "$said: not 6 whole steps"
 grep -q '^<svg xmlns' "$dir/plot.svg" && grep -q '^</svg>$' "$dir/plot.svg" || complain "$said: no picture"
 grep -q '>decode, batch 2<' "$dir/plot.svg" || complain "$said: the picture does not name its line"
-try 0 "$nibble" bench $quick --backend cuda --csv
+try 0 bench $quick --backend cuda --csv
 awk -F, 'NR == 1 {
         if ($0 != "phase,part,op,context,batch,tokens_per_s,bytes,ops,limit,share") print "names: " $0
         next
@@ -51,15 +34,15 @@ awk -F, 'NR == 1 {
 [ ! -s "$dir/wrong" ] || complain "$said: $(cat "$dir/wrong")"
 
 # ---- auto is the card ----
-try 0 "$nibble" bench $quick --json
+try 0 bench $quick --json
 has '"backend": *"cuda"'
-try 0 "$nibble" bench $quick --backend cpu --threads 1 --json
+try 0 bench $quick --backend cpu --threads 1 --json
 has '"backend": *"cpu"'
-try 2 "$nibble" bench $quick --ops
+try 2 bench $quick --ops
 grep -q 'a step runs as a whole there' "$dir/err" || complain "$said: $(cat "$dir/err")"
 
 # ---- Another process has the memory: a sentence before anything is loaded, and it works once the memory is back ----
-try 0 "$nibble" run -m models/tiny-v4 --backend cuda -n 8 --temp 0 -p 'What is 2 + 2?'
+try 0 run -m models/tiny-v4 --backend cuda -n 8 --temp 0 -p 'What is 2 + 2?'
 for left in 700 560 8; do
     "$hold" $left "$nibble" run -m models/tiny-v4 --backend cuda -n 8 --temp 0 -p 'What is 2 + 2?' \
         >"$dir/out" 2>"$dir/err"
@@ -70,7 +53,6 @@ for left in 700 560 8; do
         complain "memory left $left MiB: $(cat "$dir/err")"
 done
 [ "$code" -eq 1 ] || complain "8 MiB left and not refused"
-try 0 "$nibble" run -m models/tiny-v4 --backend cuda -n 8 --temp 0 -p 'What is 2 + 2?'
+try 0 run -m models/tiny-v4 --backend cuda -n 8 --temp 0 -p 'What is 2 + 2?'
 
-[ "$failures" -eq 0 ] || { echo "$failures failures"; exit 1; }
-echo "all passed"
+conclude
