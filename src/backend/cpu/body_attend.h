@@ -37,7 +37,7 @@ BODY void dot_part(const int heads, const int rows, const float *x, int64_t x_st
     UNROLL for (int o = 0; o < rows; o++)
         UNROLL for (int r = 0; r < heads; r++)
             sum[o][r] = (vec){0};
-    _Pragma("GCC unroll 4") for (; k + VEC_FLOATS <= end; k += VEC_FLOATS)
+    UNROLL_FOUR for (; k + VEC_FLOATS <= end; k += VEC_FLOATS)
     {
         vec wv[ATTEND_ROWS];
         UNROLL for (int o = 0; o < rows; o++)

@@ -6,38 +6,28 @@ BODY void dot_block(const int rows, const int outs, const float *const *x, const
                     float *acc, int64_t acc_stride)
 {
     vec sum[DOT_ROWS][DOT_OUTS][LANE_VECS];
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int o = 0; o < outs; o++)
-#pragma GCC unroll 4
-            for (int v = 0; v < LANE_VECS; v++)
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int o = 0; o < outs; o++)
+            UNROLL for (int v = 0; v < LANE_VECS; v++)
                 sum[r][o][v] = *(const vec_at *)(acc + (r * acc_stride + o) * NIB_CPU_LANES + v * VEC_FLOATS);
 
     int32_t k = 0;
     for (; k + NIB_CPU_LANES <= n; k += NIB_CPU_LANES) {
-#pragma GCC unroll 4
-        for (int v = 0; v < LANE_VECS; v++) {
+        UNROLL for (int v = 0; v < LANE_VECS; v++) {
             vec xv[DOT_ROWS];
-#pragma GCC unroll 4
-            for (int r = 0; r < rows; r++)
+            UNROLL for (int r = 0; r < rows; r++)
                 xv[r] = *(const vec_at *)(x[r] + k + v * VEC_FLOATS);
-#pragma GCC unroll 4
-            for (int o = 0; o < outs; o++) {
+            UNROLL for (int o = 0; o < outs; o++) {
                 vec wv = *(const vec_at *)(w + o * w_stride + k + v * VEC_FLOATS);
-#pragma GCC unroll 4
-                for (int r = 0; r < rows; r++)
+                UNROLL for (int r = 0; r < rows; r++)
                     VEC_FMA(sum[r][o][v], xv[r], wv);
             }
         }
     }
 
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int o = 0; o < outs; o++)
-#pragma GCC unroll 4
-            for (int v = 0; v < LANE_VECS; v++)
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int o = 0; o < outs; o++)
+            UNROLL for (int v = 0; v < LANE_VECS; v++)
                 *(vec_at *)(acc + (r * acc_stride + o) * NIB_CPU_LANES + v * VEC_FLOATS) = sum[r][o][v];
     for (; k < n; k++)
         for (int r = 0; r < rows; r++)

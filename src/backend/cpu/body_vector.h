@@ -7,7 +7,14 @@
 #define PANEL_VECS (NIB_CPU_PANEL / VEC_FLOATS)
 #define BODY       static inline __attribute__((always_inline))
 #define OWN        static __attribute__((noinline))
-#define UNROLL     _Pragma("GCC unroll 16")
+/* Loops of constant length whose arrays are registers: left as loops they would be in memory. */
+#if defined(__clang__)
+#define UNROLL      _Pragma("clang loop unroll(full)")
+#define UNROLL_FOUR _Pragma("clang loop unroll_count(4)")
+#else
+#define UNROLL      _Pragma("GCC unroll 16")
+#define UNROLL_FOUR _Pragma("GCC unroll 4")
+#endif
 
 typedef float   vec __attribute__((vector_size(VEC_BYTES)));
 typedef int32_t ivec __attribute__((vector_size(VEC_BYTES)));
