@@ -1,12 +1,10 @@
 /* Body of the AVX2 rung: packed octets to vectors.
  *
- * A 4-bit code's fp32 value has two bytes that are not zero. Two table look-ups give them for 32 codes, an
- * interleave within 16 bytes makes 16-bit halves of them, and a shift and a mask make fp32 of the even and the odd
- * halves: 8 operations for 32 weights. So 32 bytes are two neighbouring bytes of each output, those of outputs 0 to 3 and
- * 8 to 11 in the first 16. Chunk 0 is the low nibbles, the even channels, chunk 1 the odd ones.
- *
- * For several rows a decoded panel is kept as fp16, which holds every 4-bit and E4M3 value exactly: half the work of
- * decoding, and a load that converts costs what a plain one does. */
+ * Codes of 8 and 4 bits become fp16, which holds every such value exactly, in scratch: an interleave within 16 bytes makes
+ * halves of bytes, for 4-bit codes after a look-up of the upper byte, for the lower one is 0. The load that takes them from
+ * there converts them to fp32 and costs what a plain one does. 4-bit codes stand as 32 bytes of two neighbouring bytes of each
+ * output, those of outputs 0 to 3 and 8 to 11 in the first 16. Chunk 0 is the low nibbles, the even channels, chunk 1 the
+ * odd ones. */
 
 #define CHUNKS              2
 #define CHUNK_CHANNEL(c, i) (2 * (i) + (c))
@@ -42,45 +40,15 @@ BODY __m256i table16(uint64_t low, uint64_t high)
     return _mm256_set_epi64x((long long)high, (long long)low, (long long)high, (long long)low);
 }
 
-/* v[2 * i + side]: channel i of the chunk, outputs 8 * side and on. */
+/* v[2 * i + side]: channel i of the chunk, outputs 8 * side and on. Only BF16 is multiplied from where it stands. */
 BODY void chunk_decode(const int type, const uint8_t *codes, int chunk, vec *v)
 {
-    const __m256i high_half = _mm256_set1_epi32((int)0xffff0000u);
-    if (type == NIB_WEIGHT_BF16) {
-        UNROLL for (int i = 0; i < 4; i++)
-        {
-            __m256i pair = load32(codes + 128 * chunk + 32 * i);
-            v[2 * i] = (vec)_mm256_slli_epi32(pair, 16);
-            v[2 * i + 1] = (vec)_mm256_and_si256(pair, high_half);
-        }
-    } else if (type == NIB_WEIGHT_FP8) {
-        /* E4M3 bits with a zero exponent bit before them are an fp16 number of 2^-8 times the value, subnormals too. */
-        const __m256i zero = _mm256_setzero_si256(), clear = _mm256_set1_epi16((short)0xbfff);
-        UNROLL for (int i = 0; i < 2; i++)
-        {
-            __m256i b = load32(codes + 64 * chunk + 32 * i);
-            __m256i low = _mm256_and_si256(_mm256_srai_epi16(_mm256_unpacklo_epi8(zero, b), 1), clear);
-            __m256i high = _mm256_and_si256(_mm256_srai_epi16(_mm256_unpackhi_epi8(zero, b), 1), clear);
-            v[4 * i] = (vec)_mm256_cvtph_ps(_mm256_castsi256_si128(low));
-            v[4 * i + 1] = (vec)_mm256_cvtph_ps(_mm256_extracti128_si256(low, 1));
-            v[4 * i + 2] = (vec)_mm256_cvtph_ps(_mm256_castsi256_si128(high));
-            v[4 * i + 3] = (vec)_mm256_cvtph_ps(_mm256_extracti128_si256(high, 1));
-        }
-    } else {
-        /* Bytes 2 and 3 of the fp32 values 0 0.5 1 1.5 2 3 4 6 and their negatives. */
-        const __m256i byte2 = table16(0xc0804000c0800000, 0xc0804000c0800000);
-        const __m256i byte3 = table16(0x404040403f3f3f00, 0xc0c0c0c0bfbfbf80);
-        UNROLL for (int i = 0; i < 4; i += 2)
-        {
-            __m256i n = nibbles_of(load32(codes + 16 * i), chunk);
-            __m256i b2 = _mm256_shuffle_epi8(byte2, n), b3 = _mm256_shuffle_epi8(byte3, n);
-            UNROLL for (int side = 0; side < 2; side++)
-            {
-                __m256i pair = side ? _mm256_unpackhi_epi8(b2, b3) : _mm256_unpacklo_epi8(b2, b3);
-                v[2 * i + side] = (vec)_mm256_slli_epi32(pair, 16);
-                v[2 * i + 2 + side] = (vec)_mm256_and_si256(pair, high_half);
-            }
-        }
+    (void)type;
+    UNROLL for (int i = 0; i < 4; i++)
+    {
+        __m256i pair = load32(codes + 128 * chunk + 32 * i);
+        v[2 * i] = (vec)_mm256_slli_epi32(pair, 16);
+        v[2 * i + 1] = (vec)_mm256_and_si256(pair, _mm256_set1_epi32((int)0xffff0000u));
     }
 }
 
@@ -90,12 +58,13 @@ BODY void chunk_decode(const int type, const uint8_t *codes, int chunk, vec *v)
 
 BODY void fp16_store(float *v, int j, __m256i h) { _mm256_store_si256((__m256i *)(void *)(v + 8 * j), h); }
 
-/* An octet to scratch, as panel_load finds it. */
-BODY void octet_store(const int type, const uint8_t *codes, float *v)
+/* Half an octet to scratch, as panel_load finds it: 4 channels. */
+BODY void half_store(const int type, const int half, const uint8_t *codes, float *v)
 {
     const __m256i zero = _mm256_setzero_si256();
     if (type == NIB_WEIGHT_FP8) {
-        UNROLL for (int i = 0; i < 8; i++)
+        /* E4M3 bits with a zero exponent bit before them are an fp16 number of 2^-8 times the value, subnormals too. */
+        UNROLL for (int i = 4 * half; i < 4 * half + 4; i++)
         {
             __m256i b = load32(codes + 32 * (i / 2));
             __m256i wide = i % 2 ? _mm256_unpackhi_epi8(zero, b) : _mm256_unpacklo_epi8(zero, b);
@@ -105,17 +74,20 @@ BODY void octet_store(const int type, const uint8_t *codes, float *v)
         /* Upper bytes of fp16; the lower ones are 0. */
         const __m256i upper = table16(0x464442403e3c3800, 0xc6c4c2c0bebcb880);
         const __m256i apart = table16(0x0e0c0a0806040200, 0x0f0d0b0907050301);
-        UNROLL for (int i = 0; i < 4; i += 2)
+        __m256i       b = _mm256_shuffle_epi8(load32(codes + 32 * half), apart);
+        UNROLL for (int c = 0; c < 2; c++)
         {
-            __m256i b = _mm256_shuffle_epi8(load32(codes + 16 * i), apart);
-            UNROLL for (int c = 0; c < 2; c++)
-            {
-                __m256i h = _mm256_shuffle_epi8(upper, nibbles_of(b, c));
-                fp16_store(v, 4 * c + i, _mm256_unpacklo_epi8(zero, h));
-                fp16_store(v, 4 * c + i + 1, _mm256_unpackhi_epi8(zero, h));
-            }
+            __m256i h = _mm256_shuffle_epi8(upper, nibbles_of(b, c));
+            fp16_store(v, 4 * c + 2 * half, _mm256_unpacklo_epi8(zero, h));
+            fp16_store(v, 4 * c + 2 * half + 1, _mm256_unpackhi_epi8(zero, h));
         }
     }
+}
+
+BODY void octet_store(const int type, const uint8_t *codes, float *v)
+{
+    half_store(type, 0, codes, v);
+    half_store(type, 1, codes, v);
 }
 
 /* Vector p of the j-th channel of a block in scratch. */

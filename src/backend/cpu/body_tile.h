@@ -127,14 +127,19 @@ BODY void stream_panels(const int rows, const int panels, const int type, const 
                 *(vec *)(void *)(t->y + r * NIB_CPU_TILE_OUTS + o + q * NIB_CPU_PANEL + p * VEC_FLOATS) = sum[r][q][p];
 }
 
+#ifndef STREAM_RUN
+/* A rung may have a way of its own for some types, of the same bits. */
+#define STREAM_RUN stream_panels
+#endif
+
 BODY void stream_rows(const int rows, const int type, const struct nib_cpu_tile *t)
 {
     const int panels = rows == 1 ? STREAM_PANELS : 1;
     int32_t   o = 0;
     for (; panels > 1 && t->n_outs - o > NIB_CPU_PANEL; o += panels * NIB_CPU_PANEL)
-        stream_panels(rows, panels, type, t, o);
+        STREAM_RUN(rows, panels, type, t, o);
     for (; o < t->n_outs; o += NIB_CPU_PANEL)
-        stream_panels(rows, 1, type, t, o);
+        STREAM_RUN(rows, 1, type, t, o);
 }
 
 /* ---- Many rows: a panel decoded to scratch ---- */

@@ -48,6 +48,7 @@
 #include "backend/cpu/body_select.h"
 #include "backend/cpu/body_panel_avx2.h"
 #include "backend/cpu/body_packed.h"
+#include "backend/cpu/body_stream_avx2.h"
 #include "backend/cpu/body_tile.h"
 #include "backend/cpu/body_codes.h"
 #include "backend/cpu/body_rows_avx2.h"
