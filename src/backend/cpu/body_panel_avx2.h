@@ -1,10 +1,10 @@
 /* Body of the AVX2 rung: packed octets to vectors.
  *
- * Codes of 8 and 4 bits become fp16, which holds every such value exactly, in scratch: an interleave within 16 bytes makes
- * halves of bytes, for 4-bit codes after a look-up of the upper byte, for the lower one is 0. The load that takes them from
- * there converts them to fp32 and costs what a plain one does. 4-bit codes stand as 32 bytes of two neighbouring bytes of each
- * output, those of outputs 0 to 3 and 8 to 11 in the first 16. Chunk 0 is the low nibbles, the even channels, chunk 1 the
- * odd ones. */
+ * Codes of 8 and 4 bits become fp16, which holds every such value exactly, in scratch: an interleave within 16 bytes
+ * makes halves of bytes, for 4-bit codes after a look-up of the upper byte, for the lower one is 0. The load that takes
+ * them from there converts them to fp32 and costs what a plain one does. 4-bit codes stand as 32 bytes of two
+ * neighbouring bytes of each output, those of outputs 0 to 3 and 8 to 11 in the first 16. Chunk 0 is the low nibbles,
+ * the even channels, chunk 1 the odd ones. */
 
 #define CHUNKS              2
 #define CHUNK_CHANNEL(c, i) (2 * (i) + (c))

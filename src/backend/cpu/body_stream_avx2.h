@@ -1,9 +1,9 @@
 /* Body of the AVX2 rung: few rows of weights of 8 and 4 bits.
  *
- * Shifts, shuffles and multiply-adds share three ports, and a conversion of fp16 in a register takes two operations; a load
- * that converts takes one, on a port that has time. So a block of channels is written to the L1 cache as fp16 while the
- * block before it, which lies there already, is multiplied: piece by piece in turn, for both to be in the processor's
- * sight. The operations of a row are those of body_tile.h in their order. */
+ * Shifts, shuffles and multiply-adds share three ports, and a conversion of fp16 in a register takes two operations; a
+ * load that converts takes one, on a port that has time. So a block of channels is written to the L1 cache as fp16 while
+ * the block before it, which lies there already, is multiplied: piece by piece in turn, for both to be in the
+ * processor's sight. The operations of a row are those of body_tile.h in their order. */
 
 enum {
     STREAM_QUARTER = NIB_CPU_BLOCK / 4,              /* channels that are written, then multiplied */
