@@ -622,6 +622,7 @@ static void bench_step(const char *shape, int32_t n_layers, int32_t n_ctx)
 int main(int argc, char **argv)
 {
     bool all = argc == 1;
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a run that is cut short leaves what it has measured */
     make_sources();
     bench_rates();
     for (int i = 1; i < argc || all; i++) {
