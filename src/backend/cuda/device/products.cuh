@@ -284,6 +284,8 @@ NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_row
         nib_tile_step_get<type, true>(t, block, x.end, now);
     ready();
     nib_piece_start(x, 0, t.lane);
+    if (plain && block <= last - n) /* behind the rows, which the first product waits for */
+        nib_tile_step_get<type, true>(t, block + n, x.end, next);
 #pragma unroll
     for (int nt = 0; nt < NT; nt++)
         row[nt] = min(nt * 8 + t.lane / 4, x.count - 1) * x.row_halves;
@@ -294,16 +296,18 @@ NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_row
             nib_piece_start(x, piece + 1, t.lane);
         const uint16_t *at = x.buffer + (piece & 1) * half + t.lane % 4 * 16;
         int32_t         to = min(x.begin + (piece + 1) * x.piece_blocks, x.end);
-        /* Two steps a turn, so that neither's weights need moving to the other's registers. What is asked for behind
-         * the span's end is its last step again. */
+        /* Two steps a turn, so that neither's weights need moving to the other's registers. Both are on their way while
+         * a piece is waited for. */
         if (plain) {
 #pragma unroll 1
             for (; block < to; block += 2 * n, at += 2 * n * kBlockCols) {
-                nib_tile_step_get<type, true>(t, min(block + n, last), x.end, next);
                 nib_step_multiply<type, NT, true>(now, at, row, n, 1, 0, acc);
-                nib_tile_step_get<type, true>(t, min(block + 2 * n, last), x.end, now);
+                if (block + 2 * n <= last)
+                    nib_tile_step_get<type, true>(t, block + 2 * n, x.end, now);
                 if (block + n < to)
                     nib_step_multiply<type, NT, true>(next, at + n * kBlockCols, row, n, 1, 0, acc);
+                if (block + 3 * n <= last)
+                    nib_tile_step_get<type, true>(t, block + 3 * n, x.end, next);
             }
         } else {
 #pragma unroll 1
