@@ -162,6 +162,17 @@ static void copies_arrive(struct px_warp *w, const struct px_instruction *i, uin
     w->copy_group[lane]++; /* what comes later is not meant */
 }
 
+/* Of the arrivals that wait for a copy, the one issued first: who waits for it knows the copy, also where a later one
+ * happened before. */
+static const struct px_async *first_arrival(const struct px_machine *m, const struct px_async *copy, const struct px_async *arrival)
+{
+    for (const struct px_async *a = m->async; a; a = a->next)
+        if (a->kind == PX_ASYNC_ARRIVE && a->warp == copy->warp && a->lane == copy->lane && a->group >= copy->group &&
+            a->group < arrival->group)
+            arrival = a;
+    return arrival;
+}
+
 static void arrive_now(struct px_machine *m, struct px_async *arrival)
 {
     struct px_warp *w = arrival->warp;
@@ -171,7 +182,8 @@ static void arrive_now(struct px_machine *m, struct px_async *arrival)
             at = &a->next;
             continue;
         }
-        copy_land(m, a, arrival->bar, arrival->bar_cta);
+        const struct px_async *first = first_arrival(m, a, arrival);
+        copy_land(m, a, first->bar, first->bar_cta);
         *at = a->next;
         free_async(a);
     }

@@ -201,6 +201,17 @@ static void stores(void)
     stops(small, COPY "cp.async.wait_group 1; ld.shared.u32 %r4, [%r3];", "on its way");
     stops(small, COPY "cp.async.wait_group 0; ld.shared.u32 %r4, [%r2];", "race");
     good(small, COPY "cp.async.wait_group 0; bar.sync 0; ld.shared.u32 %r4, [%r2];");
+    /* Two copies of the second warp with an arrival behind each, which happen in any order: the first warp may read what it
+     * has waited for, and no more. */
+#define TWO ".shared .align 8 .b8 m[16]; .shared .align 16 .b8 s[1024]; mov.u32 %r1, m; mov.u32 %r2, s; setp.eq.u32 %p1, %t, 0;" \
+            "@%p1 mbarrier.init.shared::cta.b64 [%r1], 32; @%p1 mbarrier.init.shared::cta.b64 [%r1+8], 32; bar.sync 0;" \
+            "and.b32 %r5, %t, 31; shl.b32 %r3, %r5, 4; add.s32 %r3, %r2, %r3; mul.wide.u32 %d2, %r5, 16; add.s64 %d2, %in, %d2;" \
+            "setp.lt.u32 %p3, %t, 32; @%p3 bra $W; cp.async.cg.shared.global [%r3], [%d2], 16;" \
+            "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r1]; cp.async.cg.shared.global [%r3+512], [%d2], 16;" \
+            "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r1+8]; bra $E;" WAIT
+#define BOTH "$V: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1+8], 0; @!%p2 bra $V;"
+    good(threads(64), TWO "ld.shared.u32 %r4, [%r3];" BOTH "ld.shared.u32 %r4, [%r3+512]; $E: bar.sync 0;");
+    stops(threads(64), TWO "ld.shared.u32 %r4, [%r3+512];" BOTH "$E: bar.sync 0;", "on its way");
 }
 
 int main(void)
