@@ -85,8 +85,8 @@ refuses 1 "layers=N and experts=N make a shape smaller" bench --shape pro $quick
 
 # ---- Predictions: figures worked out by hand are in test_measure_predict ----
 try 0 bench --predict all --context 0,4K --batch 1,8
-[ "$(grep -c '^  decode' "$dir/out")" -eq 40 ] || complain "$said: not 2 models x 5 cards x 2 contexts x 2 batches"
-[ "$(grep -c '^  prefill' "$dir/out")" -eq 20 ] || complain "$said: not a prompt for each card and context"
+[ "$(grep -c '^  decode' "$dir/out")" -eq 48 ] || complain "$said: not 2 models x 6 cards x 2 contexts x 2 batches"
+[ "$(grep -c '^  prefill' "$dir/out")" -eq 24 ] || complain "$said: not a prompt for each card and context"
 grep -q '^Predicted from published rates.*not measured' "$dir/out" || complain "$said: does not say what it is"
 try 0 bench --predict spark --shape pro --gpus 1 --context 4K --batch 1 --phase decode --ops
 grep -q 'DOES NOT FIT' "$dir/out" || complain "$said: 900 GB on one card"
