@@ -211,7 +211,8 @@ static uint64_t one(struct px_warp *w, const struct px_instruction *i, uint32_t 
     case PX_MUL: return (uint64_t)product(i, a, b);
     case PX_MAD: return (uint64_t)product(i, a, b) + (uint64_t)c;
     case PX_MUL24: {
-        int64_t x = is_signed(t) ? a << 40 >> 40 : a & 0xffffff, y = is_signed(t) ? b << 40 >> 40 : b & 0xffffff;
+        int64_t x = is_signed(t) ? (int64_t)((uint64_t)a << 40) >> 40 : a & 0xffffff;
+        int64_t y = is_signed(t) ? (int64_t)((uint64_t)b << 40) >> 40 : b & 0xffffff;
         return (uint64_t)(px_has(i, PX_M_HI) ? x * y >> 16 : x * y);
     }
     case PX_DIV: case PX_REM: return divide(w->cta->m, i, lane, a, b);
