@@ -10,31 +10,13 @@
 
 #include "backend/cuda/backend_cuda.h"
 #include "ptxsim/runtime/runtime_stub.h"
+#include "ptxsim/runtime/small_dims.h"
 
-enum { COLS = 64 };
+enum { COLS = SMALL_COLS };
 
 static const struct nib_backend_api *const api = &nib_backend_cuda;
 
-static const struct nib_backend_config k_config = {.dims = {.n_rows_max = 4,
-                                                            .n_seqs_max = 2,
-                                                            .n_ctx_max = 256,
-                                                            .dim = COLS,
-                                                            .n_hc = 2,
-                                                            .n_heads = 2,
-                                                            .head_dim = 64,
-                                                            .n_rot = 16,
-                                                            .q_rank = 64,
-                                                            .n_groups = 1,
-                                                            .o_rank = 32,
-                                                            .n_window = 128,
-                                                            .n_index_heads = 2,
-                                                            .index_dim = 64,
-                                                            .index_top_k = 8,
-                                                            .n_experts = 4,
-                                                            .top_k = 2,
-                                                            .n_inner = 64,
-                                                            .n_inner_shared = 64,
-                                                            .vocab = 100}};
+static const struct nib_backend_config k_config = {.dims = SMALL_DIMS};
 
 static struct nib_backend *open_backend(void)
 {

@@ -12,8 +12,9 @@
 #include "backend/cuda/backend_cuda.h"
 #include "backend/cuda/cuda.h"
 #include "ptxsim/runtime/runtime_stub.h"
+#include "ptxsim/runtime/small_dims.h"
 
-enum { OUT = 16, IN = 64 };
+enum { OUT = 16, IN = SMALL_COLS };
 
 static const struct nib_backend_api *const api = &nib_backend_cuda;
 
@@ -23,27 +24,7 @@ static char path[] = "/tmp/nibble-known-XXXXXX";
  * for the card's own kernels. failed: as nib_device_info has it. */
 static void open_once(const char *file, bool *ran, bool *own, char *failed, size_t failed_bytes)
 {
-    const struct nib_backend_config config = {.selftest_file = file,
-                                              .dims = {.n_rows_max = 4,
-                                                       .n_seqs_max = 2,
-                                                       .n_ctx_max = 256,
-                                                       .dim = IN,
-                                                       .n_hc = 2,
-                                                       .n_heads = 2,
-                                                       .head_dim = 64,
-                                                       .n_rot = 16,
-                                                       .q_rank = 64,
-                                                       .n_groups = 1,
-                                                       .o_rank = 32,
-                                                       .n_window = 128,
-                                                       .n_index_heads = 2,
-                                                       .index_dim = 64,
-                                                       .index_top_k = 8,
-                                                       .n_experts = 4,
-                                                       .top_k = 2,
-                                                       .n_inner = 64,
-                                                       .n_inner_shared = 64,
-                                                       .vocab = 100}};
+    const struct nib_backend_config config = {.selftest_file = file, .dims = SMALL_DIMS};
     uint8_t                codes[OUT * IN / 2] = {0}, scales[OUT * IN / 16] = {0};
     struct nib_weight_part part = {codes, scales, 1};
     struct nib_weight_desc desc = {NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, OUT, IN, &part, NIB_USE_ANY};
