@@ -33,14 +33,14 @@ static int parse_count(const struct cli_option *o, const char *text)
 static int parse_number(const struct cli_option *o, const char *text)
 {
     char  *end;
-    double v = strtod(text, &end);
+    float  v = strtof(text, &end); /* as it is kept, so that what is 0 or infinite as a float counts as that */
 
     if (end == text || *end || isspace((unsigned char)text[0]) || isnan(v))
         return cli_usage("%s: '%s' is not a number", o->name, text);
-    if (!(v <= o->high) || !(o->above_low ? v > o->low : v >= o->low))
+    if (!(v <= (float)o->high) || !(o->above_low ? v > (float)o->low : v >= (float)o->low))
         return cli_usage("%s: %s is out of range; wanted %s %g to %g", o->name, text,
                          o->above_low ? "more than" : "from", o->low, o->high);
-    *(float *)o->value = (float)v;
+    *(float *)o->value = v;
     return CLI_OK;
 }
 
@@ -152,9 +152,10 @@ static int take_operand(const struct cli_syntax *s, const char *arg)
     if (!s->operand)
         return cli_usage("%s: '%s' is not an option, and %s takes nothing else; see nibble help %s", s->command, arg,
                          s->command, s->command);
-    if (*s->operand)
-        return cli_usage("%s: '%s' is one %s too many", s->command, arg, s->operand_name);
-    *s->operand = arg;
+    const char **where = s->second && *s->operand ? s->second : s->operand;
+    if (*where)
+        return cli_usage("%s: '%s' is one %s too many", s->command, arg, s->second ? s->second_name : s->operand_name);
+    *where = arg;
     return CLI_OK;
 }
 
@@ -212,11 +213,12 @@ bool cli_parse(const struct cli_syntax *s, int argc, char **argv, int *exit_code
         if (*exit_code != CLI_OK)
             return false;
     }
-    if (s->operand && !*s->operand && !s->operand_optional) {
-        *exit_code = cli_usage("%s: %s is missing; see nibble help %s", s->command, s->operand_name, s->command);
-        return false;
-    }
-    return true;
+    const char *missing = s->operand && !*s->operand && !s->operand_optional ? s->operand_name
+                          : s->second && !*s->second                         ? s->second_name
+                                                                             : NULL;
+    if (missing)
+        *exit_code = cli_usage("%s: %s is missing; see nibble help %s", s->command, missing, s->command);
+    return !missing;
 }
 
 /* ---- Engine options ---- */

@@ -39,9 +39,11 @@ struct cli_syntax {
     const char             *about; /* paragraphs of the help, before the options */
     const struct cli_group *groups;
     int                     n_groups;
-    const char            **operand; /* where the one operand goes; NULL if the command takes none */
+    const char            **operand; /* where the first operand goes; NULL if the command takes none */
     const char             *operand_name;
     bool                    operand_optional;
+    const char            **second; /* where a second one goes, which is needed too; NULL: there is but one */
+    const char             *second_name;
 };
 
 /* Parse argv[1..]. True: go on. False: help was printed, the line completed (complete.h), or a mistake reported;

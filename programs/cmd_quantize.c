@@ -147,17 +147,6 @@ static int run_quantize(const struct quantize_options *o)
     return code;
 }
 
-/* The table takes one operand; DST, the last word, is taken off before. */
-static int split_operands(int argc, char **argv, struct quantize_options *o)
-{
-    if (argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0))
-        return argc;
-    if (argc < 3)
-        return argc;
-    o->operand[1] = argv[argc - 1];
-    return argc - 1;
-}
-
 int cmd_quantize(int argc, char **argv)
 {
     struct quantize_options o = {.memory_gib = 4, .shard_gib = 5};
@@ -182,8 +171,8 @@ int cmd_quantize(int argc, char **argv)
          .help = "0: all cores; changes no byte of the result"},
         {.name = "--memory", .kind = CLI_KIND_NUMBER, .value = &o.memory_gib, .low = 0.0625, .high = 1e6,
          .metavar = "GiB", .help = "working memory; 4"},
-        {.name = "--shard-size", .kind = CLI_KIND_NUMBER, .value = &o.shard_gib, .low = 0, .high = 1e6,
-         .above_low = true, .metavar = "GiB", .help = "of a file; 5"},
+        {.name = "--shard-size", .kind = CLI_KIND_NUMBER, .value = &o.shard_gib, .low = 0x1p-30, .high = 1e6,
+         .metavar = "GiB", .help = "of a file; 5"},
         {.name = "--resume", .kind = CLI_KIND_FLAG, .value = &o.resume,
          .help = "go on with an interrupted run of the same job"},
         {.name = "--dry-run", .kind = CLI_KIND_FLAG, .value = &o.dry_run,
@@ -205,11 +194,8 @@ int cmd_quantize(int argc, char **argv)
         .n_groups = 2,
         .operand = &o.operand[0],
         .operand_name = "SRC",
+        .second = &o.operand[1],
+        .second_name = "DST",
     };
-    argc = split_operands(argc, argv, &o);
-    if (!cli_parse(&syntax, argc, argv, &code))
-        return code;
-    if (!o.operand[1] || o.operand[1][0] == '-')
-        return cli_usage("quantize: wanted SRC and DST as the last two words");
-    return run_quantize(&o);
+    return cli_parse(&syntax, argc, argv, &code) ? run_quantize(&o) : code;
 }

@@ -18,6 +18,9 @@
 
 enum { PAGE_TOKENS = 128 };
 
+/* Of --served-name with its end, and more than any folder's name with what is added to it. */
+enum { NAME_BYTES = 1024 };
+
 struct serve_command {
     struct cli_engine_options engine;
     struct serve_settings     settings;
@@ -25,6 +28,45 @@ struct serve_command {
     int32_t                   profile;
     const char               *config;
 };
+
+/* ---- Options that are text ---- */
+
+#define BLANKS " \t"
+
+static bool is_control(char c)
+{
+    return (unsigned char)c < 0x20 || c == 0x7f;
+}
+
+static bool is_utf8(const char *text)
+{
+    json_t    *v = json_string(text);
+    const bool yes = v != NULL;
+    json_decref(v);
+    return yes;
+}
+
+/* What a table of options cannot check. An empty key would let in whoever sends one, and a server meant to be closed would be open where
+ * a script's variable is unset. */
+static int check_texts(const struct serve_settings *o)
+{
+    const char *key = o->api_key, *name = o->served_name;
+
+    if (key && (!*key || strspn(key, BLANKS) > 0 || strchr(BLANKS, key[strlen(key) - 1]) || strpbrk(key, "\r\n")))
+        return cli_usage("--api-key: '%s' is no key; wanted one without blanks around it", key);
+    if (o->cors && !*o->cors)
+        return cli_usage("--cors: '' is no origin; wanted one such as https://example.org, or * for all");
+    if (name && strlen(name) >= NAME_BYTES)
+        return cli_usage("--served-name has %zu bytes; wanted less than %d", strlen(name), NAME_BYTES);
+    if (name && (!*name || *name == ',' || name[strlen(name) - 1] == ',' || strstr(name, ",,")))
+        return cli_usage("--served-name: '%s' holds an empty name; wanted NAME or NAME,NAME...", name);
+    for (const char *c = name; c && *c; c++)
+        if (is_control(*c))
+            return cli_usage("--served-name: byte 0x%02x at offset %zu is a control character", (unsigned)*c, (size_t)(c - name));
+    if (name && !is_utf8(name))
+        return cli_usage("--served-name: '%s' is not UTF-8", name);
+    return serve_http_check(o);
+}
 
 /* ---- API keys ---- */
 
@@ -38,7 +80,7 @@ static bool add_key(struct serve *s, const char *key, size_t n)
     return keys[s->n_keys++] != NULL;
 }
 
-/* A line each; empty lines do not count. */
+/* A line each; blanks around a key do not count, as around a header's value, nor do empty lines. */
 static int read_keys(struct serve *s)
 {
     char  *text = NULL;
@@ -52,10 +94,14 @@ static int read_keys(struct serve *s)
         return CLI_FAILED;
     bool ok = true;
     for (char *line = text; ok && *line;) {
-        size_t length = strcspn(line, "\r\n");
-        if (length > 0)
-            ok = add_key(s, line, length);
-        line += length + strspn(line + length, "\r\n");
+        line += strspn(line, BLANKS "\r\n");
+        const size_t length = strcspn(line, "\r\n");
+        size_t       n_key = length;
+        while (n_key > 0 && strchr(BLANKS, line[n_key - 1]))
+            n_key--;
+        if (n_key > 0)
+            ok = add_key(s, line, n_key);
+        line += length;
     }
     free(text);
     if (ok && s->n_keys == 0)
@@ -150,16 +196,26 @@ static const char *release_name(const struct nib_model_info *m)
     return m->dim == 7168 && m->n_layers == 61 ? ",deepseek-v4-pro" : m->dim == 4096 && m->n_layers == 43 ? ",deepseek-v4-flash" : "";
 }
 
-/* The first of the names ends up in `name`, further ones behind it. */
-static void find_names(struct serve *serve, const char *given, char *name, size_t name_bytes)
+/* A folder's name may hold what separates names, and bytes that no JSON can hold: '_' stands for those. */
+static void clean_name(char *name)
+{
+    const bool whole = is_utf8(name);
+    for (char *c = name; *c; c++)
+        if (*c == ',' || is_control(*c) || (!whole && (unsigned char)*c >= 0x80))
+            *c = '_';
+}
+
+/* The first of the names ends up in `name`, NAME_BYTES long, further ones behind it. */
+static void find_names(struct serve *serve, const char *given, char *name)
 {
     char *real = given ? NULL : realpath(serve->dir, NULL);
     char *slash = real ? strrchr(real, '/') : NULL;
-    if (given)
-        (void)snprintf(name, name_bytes, "%s", given);
-    else
-        (void)snprintf(name, name_bytes, "%s%s", slash && slash[1] ? slash + 1 : "nibble", release_name(serve->info));
+    (void)snprintf(name, NAME_BYTES, "%s", given ? given : slash && slash[1] ? slash + 1 : "nibble");
     free(real);
+    if (!given) {
+        clean_name(name);
+        (void)strncat(name, release_name(serve->info), NAME_BYTES - 1 - strlen(name));
+    }
     char *comma = strchr(name, ',');
     if (comma)
         *comma = '\0';
@@ -167,7 +223,7 @@ static void find_names(struct serve *serve, const char *given, char *name, size_
     serve->other_names = comma ? comma + 1 : "";
 }
 
-static int prepare(struct session *s, const struct serve_command *c, struct serve *serve, char *name, size_t name_bytes)
+static int prepare(struct session *s, const struct serve_command *c, struct serve *serve, char *name)
 {
     struct nib_error err = {0};
     bool             guessed = false;
@@ -180,7 +236,7 @@ static int prepare(struct session *s, const struct serve_command *c, struct serv
     serve->info = s->info;
     serve->tokenizer = s->tokenizer;
     serve->dir = s->dir;
-    find_names(serve, c->settings.served_name, name, name_bytes);
+    find_names(serve, c->settings.served_name, name);
     serve->dsml_id = nib_tokenizer_find(s->tokenizer, "｜DSML｜");
     serve->think_end_id = nib_tokenizer_find(s->tokenizer, "</think>");
     serve->n_ctx = c->engine.ctx > 0 ? c->engine.ctx : s->info->n_ctx_max < 8192 ? s->info->n_ctx_max : 8192;
@@ -241,7 +297,7 @@ static int run(const struct serve_command *c)
     struct serve   serve = {.settings = &c->settings, .start_time = (int64_t)time(NULL)};
     struct rlimit  files;
     sigset_t       signals;
-    char           name[256];
+    char           name[NAME_BYTES];
 
     /* Before any thread starts, so that all of them leave the signals to this one. */
     (void)sigemptyset(&signals);
@@ -258,7 +314,7 @@ static int run(const struct serve_command *c)
     if (!serve.replay)
         return cli_fail_memory();
     replay_init(serve.replay);
-    int code = prepare(&s, c, &serve, name, sizeof name);
+    int code = prepare(&s, c, &serve, name);
     if (code == CLI_OK)
         code = serve_until_signal(&s, c, &serve, &signals);
     replay_deinit(serve.replay);
@@ -356,7 +412,8 @@ static int serve_command(int argc, char **argv, struct serve_config *config)
     };
     if (!serve_config_apply(config, argc, argv, &syntax, &code) || !cli_parse(&syntax, argc, argv, &code))
         return code;
-    return run(&c);
+    code = check_texts(&c.settings);
+    return code == CLI_OK ? run(&c) : code;
 }
 
 int cmd_serve(int argc, char **argv)

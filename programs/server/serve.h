@@ -112,7 +112,8 @@ struct route {
 enum { N_CONNECTIONS_MAX = 4096 };
 
 /* serve_http.c */
-bool serve_http_start(struct serve *s); /* reports its own failure */
+int  serve_http_check(const struct serve_settings *o); /* the address; an exit code, the mistake reported */
+bool serve_http_start(struct serve *s);                /* with checked settings; reports its own failure */
 void serve_http_stop(struct serve *s);  /* after generations have ended */
 
 /* serve_exchange.c */

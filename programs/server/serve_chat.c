@@ -49,12 +49,11 @@ static bool read_thinking_field(struct exchange *x, const json_t *body, struct s
     }
     if (!v)
         return true;
-    if (!json_is_object(v) || !field_string(v, "type", &type, &x->error))
-        return api_fail(&x->error, "thinking", "invalid_value",
-                        "thinking must be an object with a type, or true or false");
+    if (!json_is_object(v))
+        return field_wrong(&x->error, v, "thinking", "thinking", "an object with a type, or true or false");
+    type = json_string_value(field_get(v, "type"));
     if (!type || (strcmp(type, "enabled") != 0 && strcmp(type, "adaptive") != 0 && strcmp(type, "disabled") != 0))
-        return api_fail(&x->error, "thinking", "invalid_value",
-                        "thinking.type is '%.40s'; wanted enabled, adaptive or disabled", type ? type : "");
+        return field_wrong(&x->error, field_get(v, "type"), "thinking", "thinking.type", "enabled, adaptive or disabled");
     w->thinking = strcmp(type, "disabled") != 0;
     return true;
 }
@@ -70,7 +69,7 @@ static bool read_switches(struct exchange *x, const json_t *body, struct nib_cha
     bool            thinking = false, enable = false;
 
     if (kwargs && !json_is_object(kwargs))
-        return api_fail(&x->error, "chat_template_kwargs", "invalid_value", "chat_template_kwargs must be an object");
+        return field_wrong(&x->error, kwargs, "chat_template_kwargs", "chat_template_kwargs", "an object");
     if (model && (strcmp(model, "deepseek-chat") == 0 || strcmp(model, "deepseek-reasoner") == 0))
         w = (struct switches){.thinking = strcmp(model, "deepseek-reasoner") == 0, .effort = w.effort};
     if (!field_string(kwargs, "reasoning_effort", &inner, &x->error) || (inner && !read_effort(x, "reasoning_effort", inner, &w)) ||
@@ -113,7 +112,7 @@ static bool read_continuation(struct exchange *x, const json_t *body, char **mes
         return false;
     if (go_on && field_get(body, "add_generation_prompt") && new_turn)
         return api_fail(&x->error, "continue_final_message", "invalid_value",
-                        "continue_final_message and add_generation_prompt exclude each other");
+                        "continue_final_message does not go with add_generation_prompt");
     *has_prefix = assistant && json_is_true(json_object_get(last, "prefix"));
     if (!go_on || *has_prefix)
         return true;
@@ -124,7 +123,7 @@ static bool read_continuation(struct exchange *x, const json_t *body, char **mes
     if (json_object_get(last, "prefix"))
         return api_fail(&x->error, "messages", "invalid_value",
                         "the last message has prefix: false but is to be continued");
-    return mark_prefix(messages) || api_fail(&x->error, NULL, "internal_error", "memory is used up");
+    return mark_prefix(messages) || generation_no_memory(x);
 }
 
 static bool encode(struct exchange *x, const struct nib_chat_options *o, const char *messages, const char *tools,
@@ -177,13 +176,12 @@ bool serve_encode_chat(struct exchange *x, const json_t *body, struct chat_promp
     o.replay = find_block;
     o.replay_user = &user;
     if (failed) {
-        (void)api_fail(&x->error, NULL, "internal_error", "memory is used up");
-        x->error.status = 500;
+        (void)generation_no_memory(x);
     } else if (!list) {
         (void)api_fail(&x->error, "messages", "missing_required_parameter",
                        "messages is missing; wanted an array of messages");
     } else if (!json_is_array(list) || json_array_size(list) == 0) {
-        (void)api_fail(&x->error, "messages", "invalid_value", "messages must be an array of at least one message");
+        (void)field_wrong(&x->error, list, "messages", "messages", "an array of at least one message");
     } else {
         ok = read_switches(x, body, &o) && read_continuation(x, body, &messages, &out->has_prefix) &&
              encode(x, &o, messages, tools, &out->ids);
@@ -202,28 +200,35 @@ static const char *function_name(const json_t *tool)
     return json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
 }
 
-static bool is_name(const char *name)
+static bool is_name(const json_t *v)
 {
-    const size_t n = name ? strlen(name) : 0;
+    const char  *name = json_string_value(v);
+    const size_t n = json_string_length(v);
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)name[i] < 0x20 || strchr("\"<>\x7f", name[i]))
             return false;
     return n > 0 && n <= 256;
 }
 
+static bool tool_wrong(struct exchange *x, const json_t *v, size_t i, const char *key, const char *wanted)
+{
+    char name[64];
+    (void)snprintf(name, sizeof name, "tools[%zu].%s", i, key);
+    return field_wrong(&x->error, v, "tools", name, "%s", wanted);
+}
+
 static bool check_tools(struct exchange *x, const json_t *tools)
 {
     if (tools && (!json_is_array(tools) || json_array_size(tools) > N_TOOLS_MAX))
-        return api_fail(&x->error, "tools", "invalid_value", "tools must be an array of at most %d functions",
-                        N_TOOLS_MAX);
+        return field_wrong(&x->error, tools, "tools", "tools", "an array of at most %d functions", N_TOOLS_MAX);
     for (size_t i = 0; i < json_array_size(tools); i++) {
         const json_t *tool = json_array_get(tools, i);
-        const char   *type = json_string_value(json_object_get(tool, "type"));
-        if (!type || strcmp(type, "function") != 0)
-            return api_fail(&x->error, "tools", "invalid_value", "tools[%zu].type must be function", i);
-        if (!is_name(function_name(tool)))
-            return api_fail(&x->error, "tools", "invalid_value",
-                            "tools[%zu].function.name must be 1 to 256 characters without quotes, angle brackets and controls", i);
+        const json_t *type = json_object_get(tool, "type");
+        const json_t *name = json_object_get(json_object_get(tool, "function"), "name");
+        if (!json_is_string(type) || strcmp(json_string_value(type), "function") != 0)
+            return tool_wrong(x, type, i, "type", "'function'");
+        if (!is_name(name))
+            return tool_wrong(x, name, i, "function.name", "1 to 256 bytes without quotes, angle brackets and controls");
     }
     return true;
 }
@@ -244,7 +249,7 @@ static bool force_tools(struct exchange *x, const json_t *tools, const char *onl
 {
     a->forced = calloc(json_array_size(tools) + 1, sizeof *a->forced);
     if (!a->forced)
-        return api_fail(&x->error, NULL, "internal_error", "memory is used up");
+        return generation_no_memory(x);
     for (size_t i = 0; i < json_array_size(tools); i++) {
         const char *name = function_name(json_array_get(tools, i));
         if ((!only || strcmp(name, only) == 0) && !add_forced(x, a, name))
@@ -287,8 +292,8 @@ static bool read_tools(struct exchange *x, const json_t *body, struct generation
         return force_tools(x, tools, NULL, a);
     if (name)
         return force_tools(x, tools, name, a);
-    return api_fail(&x->error, "tool_choice", "invalid_value",
-                    "tool_choice must be none, auto, required or {\"type\": \"function\", \"function\": {\"name\": ...}}");
+    return field_wrong(&x->error, choice, "tool_choice", "tool_choice",
+                       "none, auto, required or {\"type\": \"function\", \"function\": {\"name\": ...}}");
 }
 
 /* ---- The rest ---- */
@@ -301,14 +306,15 @@ static bool read_format(struct exchange *x, const json_t *body, struct generatio
     if (!format || (type && strcmp(type, "text") == 0))
         return true;
     if (!json_is_object(format) || !type)
-        return api_fail(&x->error, "response_format", "invalid_value", "response_format must be an object with a type");
+        return field_wrong(&x->error, format, "response_format", "response_format", "an object with a type that is a string");
     if (strcmp(type, "json_object") == 0) {
         a->wants_json = true;
         return true;
     }
     if (strcmp(type, "json_schema") == 0) {
         if (!json_is_object(field_get(format, "json_schema")))
-            return api_fail(&x->error, "response_format", "invalid_value", "response_format.json_schema is missing");
+            return field_wrong(&x->error, field_get(format, "json_schema"), "response_format", "response_format.json_schema",
+                               "an object");
         return api_fail(&x->error, "response_format", "unsupported_parameter",
                         "response_format json_schema is not supported; use json_object or a tool");
     }

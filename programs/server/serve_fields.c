@@ -99,9 +99,11 @@ bool body_parse(char *text, size_t n, json_t **out, struct api_error *e)
         return api_fail(e, NULL, "invalid_json", "the body is not JSON: %s at byte %d", error.text, error.position);
     if (json_is_object(*out))
         return true;
+    char found[80];
+    field_describe(*out, found, sizeof found);
     json_decref(*out);
     *out = NULL;
-    return api_fail(e, NULL, "invalid_json", "the body is not a JSON object");
+    return api_fail(e, NULL, "invalid_json", "the body is %s; wanted a JSON object", found);
 }
 
 static const char *skip_space(const char *s)
@@ -194,26 +196,32 @@ void field_describe(const json_t *v, char *out, size_t out_bytes)
         (void)snprintf(out, out_bytes, "%.10g", json_real_value(v));
     else if (json_is_string(v))
         (void)snprintf(out, out_bytes, "the string '%.40s'", json_string_value(v));
+    else if (json_is_array(v))
+        (void)snprintf(out, out_bytes, "an array of %zu", json_array_size(v));
     else
-        (void)snprintf(out, out_bytes, "%s", json_is_array(v)    ? "an array"
-                                             : json_is_object(v) ? "an object"
+        (void)snprintf(out, out_bytes, "%s", json_is_object(v)   ? "an object"
                                              : json_is_null(v)   ? "null"
                                              : json_is_true(v)   ? "true"
                                                                  : "false");
 }
 
-static bool wrong(const json_t *v, const char *key, const char *wanted, struct api_error *e)
+bool field_wrong(struct api_error *e, const json_t *v, const char *param, const char *name, const char *wanted, ...)
 {
-    char found[80];
+    char    found[80], text[256];
+    va_list ap;
+
+    va_start(ap, wanted);
+    (void)vsnprintf(text, sizeof text, wanted, ap);
+    va_end(ap);
     field_describe(v, found, sizeof found);
-    return api_fail(e, key, "invalid_value", "%s is %s; wanted %s", key, found, wanted);
+    return api_fail(e, param, "invalid_value", "%s is %s; wanted %s", name, found, text);
 }
 
 bool field_bool(const json_t *o, const char *key, bool *out, struct api_error *e)
 {
     const json_t *v = field_get(o, key);
     if (v && !json_is_boolean(v))
-        return wrong(v, key, "true or false", e);
+        return field_wrong(e, v, key, key, "true or false");
     if (v)
         *out = json_is_true(v);
     return true;
@@ -221,7 +229,7 @@ bool field_bool(const json_t *o, const char *key, bool *out, struct api_error *e
 
 static bool number(const json_t *o, const char *key, double low, double high, bool whole, double *out, struct api_error *e)
 {
-    char          wanted[96];
+    const char   *kind = whole ? "whole " : "";
     const json_t *v = field_get(o, key);
     if (!v)
         return true;
@@ -231,10 +239,8 @@ static bool number(const json_t *o, const char *key, double low, double high, bo
         return true;
     }
     if (high > 1e15)
-        (void)snprintf(wanted, sizeof wanted, "a %snumber from %g", whole ? "whole " : "", low);
-    else
-        (void)snprintf(wanted, sizeof wanted, "a %snumber from %g to %g", whole ? "whole " : "", low, high);
-    return wrong(v, key, wanted, e);
+        return field_wrong(e, v, key, key, "a %snumber from %g", kind, low);
+    return field_wrong(e, v, key, key, "a %snumber from %g to %g", kind, low, high);
 }
 
 bool field_float(const json_t *o, const char *key, double low, double high, float *out, struct api_error *e)
@@ -259,7 +265,7 @@ bool field_string(const json_t *o, const char *key, const char **out, struct api
 {
     const json_t *v = field_get(o, key);
     if (v && !json_is_string(v))
-        return wrong(v, key, "a string", e);
+        return field_wrong(e, v, key, key, "a string");
     if (v)
         *out = json_string_value(v);
     return true;

@@ -36,6 +36,9 @@ void generation_args_free(struct generation_args *a);
 
 bool generation_no_memory(struct exchange *x); /* fills the error; false */
 
+/* Entry i of the array `list`, the field `param`, as a token id; false with the error filled if it is none. */
+bool generation_read_id(struct exchange *x, const char *param, const json_t *list, size_t i, int32_t *out);
+
 /* Sampling, limits, stops: the fields that chat and completions share. */
 bool generation_read(struct exchange *x, const json_t *body, struct generation_args *a);
 

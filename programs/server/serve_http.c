@@ -392,16 +392,26 @@ static bool parse_address(const struct serve_settings *o, struct sockaddr_storag
     return inet_pton(AF_INET, host, &v4->sin_addr) == 1;
 }
 
+int serve_http_check(const struct serve_settings *o)
+{
+    struct sockaddr_storage address;
+    bool                    is_v6;
+
+    return parse_address(o, &address, &is_v6)
+               ? CLI_OK
+               : cli_usage("--host: '%s' is not an address; wanted localhost or an IPv4 or IPv6 address", o->host);
+}
+
 bool serve_http_start(struct serve *s)
 {
     struct sockaddr_storage address;
     bool                    is_v6;
 
-    if (!parse_address(s->settings, &address, &is_v6)) {
-        (void)cli_usage("--host: '%s' is not an IPv4 or IPv6 address", s->settings->host);
-        return false;
-    }
+    (void)parse_address(s->settings, &address, &is_v6);
     (void)pthread_mutex_init(&s->lock, NULL);
+    /* MHD_OPTION_LISTENING_ADDRESS_REUSE stays unset: it would let two servers share a port, each with a part of the
+     * requests. Without it a port can still be taken anew at once after a server has ended. */
+    errno = 0;
     s->daemon = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | (is_v6 ? MHD_USE_IPv6 : 0u),
                                  (uint16_t)s->settings->port, NULL, NULL, handle, s,
                                  MHD_OPTION_SOCK_ADDR, &address,
@@ -410,10 +420,10 @@ bool serve_http_start(struct serve *s)
                                  MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES_MAX,
                                  MHD_OPTION_CONNECTION_LIMIT, (unsigned)N_CONNECTIONS_MAX,
                                  MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)s->settings->idle_timeout_s,
-                                 MHD_OPTION_THREAD_POOL_SIZE, (unsigned)N_HTTP_THREADS,
-                                 MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_END);
+                                 MHD_OPTION_THREAD_POOL_SIZE, (unsigned)N_HTTP_THREADS, MHD_OPTION_END);
     if (!s->daemon) {
-        (void)cli_fail("cannot listen on %s port %d: %s", s->settings->host, (int)s->settings->port, strerror(errno));
+        (void)cli_fail("cannot listen on %s port %d: %s", s->settings->host, (int)s->settings->port,
+                       errno ? strerror(errno) : "libmicrohttpd does not say why");
         return false;
     }
     if (!watch_start(s)) {

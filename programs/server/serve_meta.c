@@ -98,8 +98,7 @@ void serve_page(struct exchange *x)
 {
     x->text = malloc(serve_page_html_bytes + 1);
     if (!x->text) {
-        (void)api_fail(&x->error, NULL, "internal_error", "memory is used up");
-        x->error.status = 500;
+        exchange_answer(x, NULL);
         return;
     }
     memcpy(x->text, serve_page_html, serve_page_html_bytes);

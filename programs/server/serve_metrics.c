@@ -176,7 +176,7 @@ static void write_process(const struct metrics *m, struct buffer *out)
 void metrics_write(struct metrics *m, const struct nib_server_stats *s, const char *model, struct buffer *out)
 {
     static const char *const outcomes[N_OUTCOMES] = {"stop", "length", "abort", "error"};
-    char                     labels[320], escaped[256];
+    char                     labels[2200], escaped[2100]; /* a name of 1 KiB, every byte of it escaped */
     size_t                   n = 0;
 
     for (const char *c = model; *c && n + 3 < sizeof escaped; c++) {

@@ -2,6 +2,7 @@
 #include "serve_generate.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -34,12 +35,24 @@ static bool add_stop(struct exchange *x, struct generation_args *a, const json_t
 {
     if (!json_is_string(v) || json_string_length(v) == 0 || json_string_length(v) > STOP_STRING_BYTES_MAX ||
         strlen(json_string_value(v)) != json_string_length(v))
-        return api_fail(&x->error, "stop", "invalid_value", "stop must be strings of 1 to %d bytes without NUL",
-                        STOP_STRING_BYTES_MAX);
+        return field_wrong(&x->error, v, "stop", "stop", "strings of 1 to %d bytes without NUL", STOP_STRING_BYTES_MAX);
     if (a->n_stop == N_STOP_STRINGS_MAX)
         return api_fail(&x->error, "stop", "invalid_value", "stop has more than %d strings", N_STOP_STRINGS_MAX);
     a->stop[a->n_stop] = strdup(json_string_value(v));
     return a->stop[a->n_stop++] != NULL || generation_no_memory(x);
+}
+
+bool generation_read_id(struct exchange *x, const char *param, const json_t *list, size_t i, int32_t *out)
+{
+    const json_t *v = json_array_get(list, i);
+    const double  id = json_is_real(v) ? json_real_value(v) : -1;
+    if (id >= 0 && id < x->serve->info->vocab && floor(id) == id) {
+        *out = (int32_t)id;
+        return true;
+    }
+    char name[96];
+    (void)snprintf(name, sizeof name, "%s[%zu]", param, i);
+    return field_wrong(&x->error, v, param, name, "a token id from 0 to %d", (int)x->serve->info->vocab - 1);
 }
 
 static bool read_stops(struct exchange *x, const json_t *body, struct generation_args *a)
@@ -53,19 +66,16 @@ static bool read_stops(struct exchange *x, const json_t *body, struct generation
         if (!add_stop(x, a, json_array_get(stop, i)))
             return false;
     if ((ids && !json_is_array(ids)) || n_ids > 1024)
-        return api_fail(&x->error, "stop_token_ids", "invalid_value",
-                        "stop_token_ids must be an array of at most 1024 ids");
+        return field_wrong(&x->error, ids, "stop_token_ids", "stop_token_ids", "an array of at most 1024 ids");
     a->stop_id = calloc(n_ids + 1, sizeof *a->stop_id);
     if (!a->stop_id)
         return generation_no_memory(x);
     if (!a->ignore_eos)
         a->stop_id[a->n_stop_id++] = x->serve->info->eos_id;
     for (size_t i = 0; i < n_ids; i++) {
-        double v = json_is_real(json_array_get(ids, i)) ? json_real_value(json_array_get(ids, i)) : -1;
-        if (!(v >= 0 && v < x->serve->info->vocab) || floor(v) != v)
-            return api_fail(&x->error, "stop_token_ids", "invalid_value", "stop_token_ids[%zu] is not an id below %d",
-                            i, (int)x->serve->info->vocab);
-        a->stop_id[a->n_stop_id++] = (int32_t)v;
+        if (!generation_read_id(x, "stop_token_ids", ids, i, &a->stop_id[a->n_stop_id]))
+            return false;
+        a->n_stop_id++;
     }
     return true;
 }
@@ -76,7 +86,7 @@ static bool read_bias(struct exchange *x, const json_t *body, struct generation_
     const char *key;
 
     if (bias && (!json_is_object(bias) || json_object_size(bias) > 1024))
-        return api_fail(&x->error, "logit_bias", "invalid_value", "logit_bias must be an object of at most 1024 ids");
+        return field_wrong(&x->error, bias, "logit_bias", "logit_bias", "an object of at most 1024 ids");
     a->bias = calloc(json_object_size(bias) + 1, sizeof *a->bias);
     if (!a->bias)
         return generation_no_memory(x);
@@ -84,9 +94,14 @@ static bool read_bias(struct exchange *x, const json_t *body, struct generation_
         char  *end;
         long   id = strtol(key, &end, 10);
         double b = json_is_real(v) ? json_real_value(v) : NAN;
-        if (end == key || *end || id < 0 || id >= x->serve->info->vocab || isnan(b))
-            return api_fail(&x->error, "logit_bias", "invalid_value",
-                            "logit_bias['%.20s'] is not an id below %d with a number", key, (int)x->serve->info->vocab);
+        if (end == key || *end || id < 0 || id >= x->serve->info->vocab)
+            return api_fail(&x->error, "logit_bias", "invalid_value", "logit_bias has the key '%.20s'; wanted ids from 0 to %d", key,
+                            (int)x->serve->info->vocab - 1);
+        if (isnan(b)) {
+            char name[64];
+            (void)snprintf(name, sizeof name, "logit_bias['%.20s']", key);
+            return field_wrong(&x->error, v, "logit_bias", name, "a number");
+        }
         a->bias[a->n_bias++] = (struct nib_logit_bias){(int32_t)id, (float)(b > 100 ? 100 : b < -100 ? -100 : b)};
     }
     return true;
@@ -102,7 +117,7 @@ static bool read_seed(struct exchange *x, const json_t *body, struct generation_
         double v = json_is_real(field_get(body, "seed")) ? json_real_value(field_get(body, "seed")) : NAN;
         if (!(v >= -0x1p63 && v < 0x1p64) || floor(v) != v) {
             free(text);
-            return api_fail(&x->error, "seed", "invalid_value", "seed must be a whole number of 64 bits");
+            return field_wrong(&x->error, field_get(body, "seed"), "seed", "seed", "a whole number of 64 bits");
         }
         given = v != -1;
         if (strpbrk(text, ".eE")) /* 1e3 is a whole number too */
@@ -145,7 +160,7 @@ static bool read_stream(struct exchange *x, const json_t *body, struct generatio
     if (options && !a->streams)
         return api_fail(&x->error, "stream_options", "invalid_value", "stream_options is only for stream: true");
     if (options && !json_is_object(options))
-        return api_fail(&x->error, "stream_options", "invalid_value", "stream_options must be an object");
+        return field_wrong(&x->error, options, "stream_options", "stream_options", "an object");
     return !options || field_bool(options, "include_usage", &a->include_usage, &x->error);
 }
 
@@ -155,9 +170,11 @@ static bool read_salt(struct exchange *x, const json_t *body, struct generation_
     const char *salt = NULL;
     if (!field_string(body, "cache_salt", &salt, &x->error))
         return false;
-    uint64_t h = 0xcbf29ce484222325u;
-    for (const char *c = salt; c && *c; c++)
-        h = (h ^ (unsigned char)*c) * 0x100000001b3u;
+    /* A salt may hold NUL bytes, and what stands behind them tells salts apart too. */
+    const size_t n = salt ? json_string_length(field_get(body, "cache_salt")) : 0;
+    uint64_t     h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ (unsigned char)salt[i]) * 0x100000001b3u;
     a->salt = salt ? h : 0;
     return true;
 }

@@ -19,7 +19,7 @@ static bool encode_text(struct exchange *x, const char *param, const char *text,
         return true;
     int32_t *id = realloc(out->id, (out->n + 1) * sizeof *id);
     if (!id)
-        return api_fail(&x->error, NULL, "internal_error", "memory is used up");
+        return generation_no_memory(x);
     out->id = id;
     memmove(id + 1, id, out->n++ * sizeof *id);
     id[0] = s->info->bos_id;
@@ -31,16 +31,10 @@ static bool read_ids(struct exchange *x, const char *param, const json_t *list, 
     const size_t n = json_array_size(list);
     out->id = malloc((n + 1) * sizeof *out->id);
     if (!out->id)
-        return api_fail(&x->error, NULL, "internal_error", "memory is used up");
-    for (size_t i = 0; i < n; i++) {
-        const json_t *v = json_array_get(list, i);
-        const double  id = json_is_real(v) ? json_real_value(v) : -1;
-        if (!(id >= 0 && id < x->serve->info->vocab) || floor(id) != id)
-            return api_fail(&x->error, param, "invalid_value", "%s[%zu] is not a token id below %d", param, i,
-                            (int)x->serve->info->vocab);
-        out->id[out->n++] = (int32_t)id;
-    }
-    return true;
+        return generation_no_memory(x);
+    while (out->n < n && generation_read_id(x, param, list, out->n, &out->id[out->n]))
+        out->n++;
+    return out->n == n;
 }
 
 /* ---- Completions ---- */
@@ -49,13 +43,13 @@ static bool add_prompt(struct exchange *x, const json_t *v, bool add_bos, struct
 {
     struct nib_ids *ids = &a->prompt[a->n_prompts];
     if (a->n_prompts == N_PROMPTS_MAX)
-        return api_fail(&x->error, "prompt", "invalid_value", "prompt has more than %d texts", N_PROMPTS_MAX);
+        return api_fail(&x->error, "prompt", "invalid_value", "prompt has more than %d texts; wanted at most that many", N_PROMPTS_MAX);
     a->n_prompts++;
     if (json_is_string(v))
         return encode_text(x, "prompt", json_string_value(v), json_string_length(v), add_bos, true, ids);
     if (!json_is_array(v) || json_array_size(v) == 0)
-        return api_fail(&x->error, "prompt", "invalid_value",
-                        "prompt must be a string, an array of strings, or arrays of ids");
+        return field_wrong(&x->error, v, "prompt", a->n_prompts > 1 ? "a text of prompt" : "prompt",
+                           "a string, an array of strings, or arrays of ids");
     return read_ids(x, "prompt", v, ids);
 }
 
@@ -65,8 +59,10 @@ static bool add_gap(struct exchange *x, const json_t *prompt, const json_t *suff
     static const char *const marks[] = {"<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"};
     struct buffer text = {0};
 
-    if (!json_is_string(prompt) || !json_is_string(suffix))
-        return api_fail(&x->error, "suffix", "invalid_value", "prompt and suffix must both be strings");
+    if (!json_is_string(prompt))
+        return field_wrong(&x->error, prompt, "suffix", "prompt", "a string, since there is a suffix");
+    if (!json_is_string(suffix))
+        return field_wrong(&x->error, suffix, "suffix", "suffix", "a string");
     for (size_t i = 0; i < 3; i++)
         if (nib_tokenizer_find(x->serve->tokenizer, marks[i]) < 0)
             return api_fail(&x->error, "suffix", "unsupported_parameter", "suffix: the model's vocabulary has no %s",
@@ -235,8 +231,10 @@ void serve_detokenize(struct exchange *x)
     if (!body_parse(x->body.data, x->body.n, &body, &x->error))
         return;
     const json_t *tokens = field_get(body, "tokens");
-    if (!json_is_array(tokens))
-        (void)api_fail(&x->error, "tokens", "missing_required_parameter", "tokens must be an array of ids");
+    if (!tokens)
+        (void)api_fail(&x->error, "tokens", "missing_required_parameter", "tokens is missing; wanted an array of ids");
+    else if (!json_is_array(tokens))
+        (void)field_wrong(&x->error, tokens, "tokens", "tokens", "an array of ids");
     else if (read_ids(x, "tokens", tokens, &ids)) {
         if (nib_tokenizer_decode(x->serve->tokenizer, ids.id, ids.n, false, &text, &err) != NIB_OK)
             (void)api_fail(&x->error, "tokens", "invalid_value", "%.500s", err.text);

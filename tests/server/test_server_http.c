@@ -332,6 +332,15 @@ static void test_cached_tokens(void **state)
     assert_true(json_equal(at(first, "choices"), at(second, "choices")));
     json_decref(first);
     json_decref(second);
+    /* Salts that differ share nothing, wherever they differ; the same one does. */
+    static const char *const salts[] = {"a\\u0000b", "a\\u0000c", "a", "", "a\\u0000c"};
+    const size_t             n = strlen(body);
+    for (size_t i = 0; i < sizeof salts / sizeof salts[0]; i++) {
+        (void)snprintf(body + n - 1, sizeof body - n, ",\"cache_salt\":\"%s\"}", salts[i]);
+        json_t *v = rig_post(&g, "/v1/completions", body, 200);
+        assert_int_equal(json_integer_value(at(v, "usage.prompt_tokens_details.cached_tokens")), i == 4 ? 256 : 0);
+        json_decref(v);
+    }
 }
 
 /* ---- Bad manners ---- */
