@@ -147,11 +147,19 @@ static const struct cli_option *find_option(const struct cli_syntax *s, const ch
     return NULL;
 }
 
+static const char *help_words(const struct cli_syntax *s, char words[64])
+{
+    (void)snprintf(words, 64, s->help_words ? "%s" : "nibble help %s", s->help_words ? s->help_words : s->command);
+    return words;
+}
+
 static int take_operand(const struct cli_syntax *s, const char *arg)
 {
+    char words[64];
+
     if (!s->operand)
-        return cli_usage("%s: '%s' is not an option, and %s takes nothing else; see nibble help %s", s->command, arg,
-                         s->command, s->command);
+        return cli_usage("%s: '%s' is not an option, and %s takes nothing else; see %s", s->command, arg, s->command,
+                         help_words(s, words));
     const char **where = s->second && *s->operand ? s->second : s->operand;
     if (*where)
         return cli_usage("%s: '%s' is one %s too many", s->command, arg, s->second ? s->second_name : s->operand_name);
@@ -162,6 +170,7 @@ static int take_operand(const struct cli_syntax *s, const char *arg)
 /* Take the option at argv[*i], moving *i to its last argument. */
 static int take_option(const struct cli_syntax *s, int argc, char **argv, int *i)
 {
+    char        words[64];
     const char *arg = argv[*i];
     const char *equals = strncmp(arg, "--", 2) == 0 ? strchr(arg, '=') : NULL;
     const char *text = equals ? equals + 1 : NULL;
@@ -169,8 +178,7 @@ static int take_option(const struct cli_syntax *s, int argc, char **argv, int *i
 
     const struct cli_option *o = find_option(s, arg, name_bytes);
     if (!o)
-        return cli_usage("%s: unknown option '%.*s'; see nibble help %s", s->command, (int)name_bytes, arg,
-                         s->command);
+        return cli_usage("%s: unknown option '%.*s'; see %s", s->command, (int)name_bytes, arg, help_words(s, words));
     if (o->kind == CLI_KIND_FLAG && text)
         return cli_usage("%s takes no value, but '%s' was given", o->name, text);
     if (o->kind != CLI_KIND_FLAG && !text) {

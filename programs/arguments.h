@@ -44,6 +44,7 @@ struct cli_syntax {
     bool                    operand_optional;
     const char            **second; /* where a second one goes, which is needed too; NULL: there is but one */
     const char             *second_name;
+    const char             *help_words; /* the command line that shows this help; NULL: "nibble help COMMAND" */
 };
 
 /* Parse argv[1..]. True: go on. False: help was printed, the line completed (complete.h), or a mistake reported;

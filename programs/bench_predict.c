@@ -248,6 +248,7 @@ int bench_predict(int argc, char **argv)
     const struct cli_group  groups[] = {{"Options", options, sizeof options / sizeof options[0]}};
     const struct cli_syntax syntax = {
         .command = "bench",
+        .help_words = "nibble bench --predict --help",
         .usage = "--predict CARDS [options]",
         .about = "How long steps should take on cards that are not here: bytes and operations by formula, held to\n"
                  "published rates at the shares that the kernels are planned to reach. See docs/benchmarks.md.",
@@ -264,7 +265,7 @@ int bench_predict(int argc, char **argv)
     if (!cli_parse(&syntax, argc, argv, &code))
         return code;
     if (!o.cards)
-        return cli_usage("bench: --predict CARDS is missing; see nibble help bench");
+        return cli_usage("bench: --predict CARDS is missing; see nibble bench --predict --help");
     code = bench_read_list("--context", o.contexts, 0, 1 << 24, &o.context);
     if (code == CLI_OK)
         code = bench_read_list("--batch", o.batches, 1, 4096, &o.batch);

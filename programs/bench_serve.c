@@ -349,6 +349,7 @@ int bench_serve(int argc, char **argv)
     const struct cli_group  groups[] = {{"Options", options, sizeof options / sizeof options[0]}};
     const struct cli_syntax syntax = {
         .command = "bench",
+        .help_words = "nibble bench --serve --help",
         .usage = "--serve URL [options]",
         .about = "Measures a running server, nibble's or another with OpenAI's chat interface: tokens per second,\n"
                  "time to the first token, gaps between the events of a stream. See docs/server.md.",
@@ -363,5 +364,5 @@ int bench_serve(int argc, char **argv)
         }
     if (!cli_parse(&syntax, argc, argv, &code))
         return code;
-    return o.url ? bench_url(&o) : cli_usage("bench: --serve URL is missing; see nibble help bench");
+    return o.url ? bench_url(&o) : cli_usage("bench: --serve URL is missing; see nibble bench --serve --help");
 }

@@ -402,6 +402,8 @@ enum nib_status nib_config_read(const char *dir, struct nib_config *out, struct 
     size_t n;
     struct stat st;
     memset(out, 0, sizeof *out);
+    if (!*dir) /* would read the root's files */
+        return nib_error_set(err, NIB_E_ARGUMENT, "the name of the checkpoint folder is '', wanted a folder");
     /* generation_config.json is the longer of the two names. */
     if (snprintf(path, sizeof path, "%s/generation_config.json", dir) >= (int)sizeof path)
         return nib_error_set(err, NIB_E_ARGUMENT, "folder name of %zu bytes, wanted less than 4000", strlen(dir));

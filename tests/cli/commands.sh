@@ -47,7 +47,21 @@ refuses 2 "--seed: '-1' is not" run -p a --seed -1
 refuses 2 '-n' run -p a -n
 refuses 2 'FILE is missing' score
 refuses 2 "'b' is one FILE too many" score a b
+refuses 2 'SRC is missing' quantize
+refuses 2 'DST is missing' quantize a
+refuses 2 'DST is missing' quantize a --preset full
+refuses 2 "'c' is one DST too many" quantize a b c
+refuses 1 "cannot open 'a/config.json'" quantize a b --preset full
+refuses 1 "cannot open '-a/config.json'" quantize --preset full -- -a -b
+refuses 2 '--shard-size: 1e-10 is out of range' quantize --shard-size 1e-10 a b
 refuses 2 '--ids is missing' logits
+for zero in 1e-60 -1e-60; do # not 0, but 0 as a float
+    refuses 2 "--top-p: $zero is out of range" run -p a --top-p $zero
+    refuses 2 "--repetition: $zero is out of range" run -p a --repetition $zero
+done
+refuses 2 'see nibble bench --predict --help' bench --predict b200 --svg x
+refuses 2 'see nibble bench --serve --help' bench --serve http://127.0.0.1:1 --svg x
+refuses 2 'see nibble help bench' bench --no-such
 refuses 2 '--last: 3 is out of range' logits --ids 0,5 --last 3
 refuses 2 'id 2048 at place 1 is outside 0..2047' logits --ids 0,2048
 refuses 2 'id -1 at place 0' logits --ids -1
@@ -59,6 +73,7 @@ refuses 2 '--numerics release' logits --ids 0 --numerics release --act-quant nvf
 
 # ---- Failures ----
 refuses 1 '/no/such/folder' inspect -m /no/such/folder
+refuses 1 "the name of the checkpoint folder is ''" inspect -m ''
 refuses 1 '/no/such/folder' run -m /no/such/folder -p a
 refuses 1 "cannot open '$dir/none'" run -f "$dir/none"
 refuses 1 "cannot open '$dir/none.jsonl'" score "$dir/none.jsonl"
