@@ -515,8 +515,8 @@ struct nib_request_args {
     void *user; /* must live until then */
 };
 
-/* NIB_E_LIMIT: too many wait, or the request can never fit; NIB_E_STATE: draining; NIB_E_ARGUMENT. on_end is not called
- * on failure. */
+/* NIB_E_LIMIT: too many wait, or the request can never fit; NIB_E_STATE: draining; NIB_E_DEVICE: it failed earlier;
+ * NIB_E_ARGUMENT. on_end is not called on failure. */
 enum nib_status nib_server_submit(struct nib_server *s, const struct nib_request_args *a, struct nib_request **out,
                                   struct nib_error *err);
 void            nib_request_cancel(struct nib_request *r); /* takes effect before the next step */
@@ -532,6 +532,11 @@ struct nib_server_stats {
     uint64_t step_rows[NIB_SERVER_N_BUCKETS]; /* steps of at most 1, 8, 16, 32, ... 16384 rows; last: more */
 };
 void nib_server_get_stats(struct nib_server *s, struct nib_server_stats *out);
+
+/* NIB_OK, or NIB_E_DEVICE and what failed: all requests have ended or end with that status, new ones are refused, and
+ * only an engine that is opened anew, in a process of its own for a GPU, works again. From any thread; on_told is called
+ * after it changes. */
+enum nib_status nib_server_failure(struct nib_server *s, struct nib_error *err);
 
 /* ---- Quantise -------------------------------------------------------------------------------------------------- */
 

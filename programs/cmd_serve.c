@@ -251,13 +251,16 @@ static int prepare(struct session *s, const struct serve_command *c, struct serv
     return read_keys(serve);
 }
 
-/* SIGTERM or SIGINT ends what runs in its own time; the second one, or the time limit, at once. */
-static void wait_for_end(struct serve *s, const sigset_t *signals)
+/* SIGTERM or SIGINT ends what runs in its own time; the second one, or the time limit, at once. So does a device that
+ * failed, which only a new process can use again: whoever watches over this one starts it. */
+static int wait_for_end(struct serve *s, const sigset_t *signals)
 {
-    int number = 0;
+    struct nib_error err = {0};
 
-    while (sigwait(signals, &number) != 0)
-        continue;
+    while (nib_server_failure(s->engine, &err) == NIB_OK)
+        if (sigtimedwait(signals, NULL, &(struct timespec){.tv_nsec = 500000000L}) > 0)
+            break;
+    const int code = nib_server_failure(s->engine, &err) == NIB_OK ? CLI_OK : cli_fail("the device failed: %s", err.text);
     atomic_store(&s->draining, true);
     nib_server_drain(s->engine);
     (void)MHD_quiesce_daemon(s->daemon);
@@ -270,6 +273,7 @@ static void wait_for_end(struct serve *s, const sigset_t *signals)
         if (sigtimedwait(signals, NULL, &(struct timespec){.tv_nsec = 100000000L}) > 0)
             break;
     }
+    return code;
 }
 
 static int serve_until_signal(struct session *s, const struct serve_command *c, struct serve *serve, const sigset_t *signals)
@@ -281,7 +285,7 @@ static int serve_until_signal(struct session *s, const struct serve_command *c, 
     if (code == CLI_OK) {
         atomic_store(&serve->ready, true);
         cli_note("ready");
-        wait_for_end(serve, signals);
+        code = wait_for_end(serve, signals);
     }
     /* Ends every request; those still told about it get it sent in the moment before the connections close. */
     nib_server_stop(serve->engine);

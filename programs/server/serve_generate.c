@@ -207,7 +207,10 @@ static void on_end(void *user, const struct nib_request_result *r)
         fail_by_time(g, r);
     if (r->status != NIB_OK && r->status != NIB_E_CANCELLED && !g->failed) {
         g->failed = true;
-        (void)api_fail(&x->error, NULL, "internal_error", "generation failed: %s", nib_status_name(r->status));
+        if (r->status == NIB_E_DEVICE)
+            (void)api_fail(&x->error, NULL, "device_failed", "the device that computes answers failed; the server ends");
+        else
+            (void)api_fail(&x->error, NULL, "internal_error", "generation failed: %s", nib_status_name(r->status));
         x->error.status = 500;
         x->error.type = "server_error";
     }
@@ -239,6 +242,8 @@ static bool submit_failed(struct exchange *x, const struct generation *g, enum n
         x->error = (struct api_error){.status = 429, .type = "rate_limit_error", .code = "queue_full"};
     } else if (status == NIB_E_MEMORY) {
         x->error = (struct api_error){.status = 500, .type = "server_error", .code = "internal_error"};
+    } else if (status == NIB_E_DEVICE) {
+        x->error = (struct api_error){.status = 500, .type = "server_error", .code = "device_failed"};
     }
     (void)snprintf(x->error.message, sizeof x->error.message, "%.500s", err->text);
     return false;

@@ -128,10 +128,17 @@ void nib_engine_close(struct nib_engine *e)
     free(e);
 }
 
+void nib_engine_break(struct nib_engine *e)
+{
+    if (!e->broken)
+        (void)nib_error_set(&e->why_broken, NIB_E_DEVICE, "%s", e->op_error.text[0] ? e->op_error.text : "no reason was given");
+    e->broken = true;
+}
+
 enum nib_status nib_engine_failed(struct nib_engine *e, enum nib_status status, const char *what, struct nib_error *err)
 {
     if (status == NIB_E_DEVICE)
-        e->broken = true;
+        nib_engine_break(e);
     if (e->op_error.text[0] == '\0')
         return nib_error_set(err, status, "backend '%s' failed to %s", e->rank.api->name, what);
     (void)nib_error_set(err, status, "%s", e->op_error.text);

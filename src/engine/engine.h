@@ -47,7 +47,8 @@ struct nib_engine {
     struct nib_options     options; /* resolved */
     struct nib_rank        rank;
     struct nib_step_buffer step;
-    bool                   broken;       /* the device failed */
+    bool                   broken;       /* the device failed, see nib_engine_break */
+    struct nib_error       why_broken;
     /* Sampling of up to NIB_DRAFTS_MAX + 1 rows: device arrays and the host's count of every id. */
     struct {
         struct nib_sample_row *row;
@@ -85,6 +86,9 @@ int32_t                   nib_logits_rows(const struct nib_options *o); /* that 
 size_t nib_step_buffer_size(int32_t n_rows_max, int32_t n_seqs_max, int32_t page_stride, int32_t n_rollback);
 
 /* Tell that the backend failed to `what`, or what an observer found. */
+/* The device failed, as op_error tells: nothing runs any more, and every later failure names the first. */
+void nib_engine_break(struct nib_engine *e);
+
 enum nib_status nib_engine_failed(struct nib_engine *e, enum nib_status status, const char *what,
                                   struct nib_error *err);
 

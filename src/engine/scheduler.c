@@ -181,6 +181,8 @@ enum nib_status nib_server_submit(struct nib_server *s, const struct nib_request
     (void)pthread_mutex_lock(&s->lock);
     if (s->draining || s->closing)
         status = nib_error_set(err, NIB_E_STATE, "the server is shutting down");
+    else if (s->failure.text[0])
+        status = nib_error_set(err, NIB_E_DEVICE, "the device failed earlier (%s); open the engine again", s->failure.text);
     else if (s->inbox.n + s->published.n_waiting >= s->options.n_waiting_max)
         status = nib_error_set(err, NIB_E_LIMIT, "%" PRId32 " requests wait already", s->options.n_waiting_max);
     if (status == NIB_OK) {
@@ -222,6 +224,8 @@ void nib_server_publish(struct nib_server *s)
     s->stats.n_pages = pages->n;
     s->stats.n_pages_used = pages->n - pages->n_free;
     s->published = s->stats;
+    if (s->engine->broken)
+        s->failure = s->engine->why_broken;
     (void)pthread_mutex_unlock(&s->lock);
 }
 
@@ -377,4 +381,12 @@ void nib_server_get_stats(struct nib_server *s, struct nib_server_stats *out)
     *out = s->published;
     out->n_waiting += s->inbox.n;
     (void)pthread_mutex_unlock(&s->lock);
+}
+
+enum nib_status nib_server_failure(struct nib_server *s, struct nib_error *err)
+{
+    (void)pthread_mutex_lock(&s->lock);
+    const struct nib_error failure = s->failure;
+    (void)pthread_mutex_unlock(&s->lock);
+    return failure.text[0] ? nib_error_set(err, NIB_E_DEVICE, "%s", failure.text) : NIB_OK;
 }

@@ -61,6 +61,7 @@ struct nib_server {
     bool                       draining, closing; /* lock */
     bool                       stopped;  /* the thread has ended; of whoever stops and closes */
     struct nib_server_stats    published; /* lock */
+    struct nib_error           failure;   /* lock; why the engine is broken; empty: it is not */
     struct nib_request_list    waiting;
     struct nib_request       **running; /* [n_running] oldest first */
     int32_t                    n_running;

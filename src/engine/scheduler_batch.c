@@ -423,9 +423,10 @@ static bool round_of(struct nib_server *s)
         if (status == NIB_OK)
             status = nib_server_sample(s, b.n_logits);
         if (status == NIB_E_DEVICE)
-            s->engine->broken = true;
+            nib_engine_break(s->engine);
     }
     if (status != NIB_OK) {
+        nib_server_publish(s); /* first, so that who is told finds why */
         fail_step(s, &b, status);
         return true;
     }

@@ -80,7 +80,8 @@ static bool guess(struct nib_server *s, int32_t i)
     enum nib_status status = nib_step_draft(e, s->draft_row, n, i);
     if (status == NIB_OK)
         status = nib_server_guess(s, n, i);
-    e->broken = e->broken || status == NIB_E_DEVICE;
+    if (status == NIB_E_DEVICE)
+        nib_engine_break(e);
     for (int32_t k = 0; k < n; k++) {
         if (status != NIB_OK || s->host_token[k] < 0)
             s->sampled[k]->n_drafts = i;

@@ -220,7 +220,8 @@ enum nib_status nib_seq_save(struct nib_seq *s, const char *path, struct nib_err
         goto end;
     }
     if (s->engine->broken) {
-        status = nib_error_set(err, NIB_E_DEVICE, "the device failed earlier; there is no state to save");
+        status = nib_error_set(err, NIB_E_DEVICE, "the device failed earlier (%s); there is no state to save",
+                               s->engine->why_broken.text);
         goto end;
     }
     (void)snprintf(temporary, n, "%s.XXXXXX", path);

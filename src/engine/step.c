@@ -19,7 +19,8 @@ static enum nib_status check_batch(struct nib_engine *e, const struct nib_batch 
     const struct nib_options *o = &e->options;
     const int32_t vocab = e->model->config.vocab;
     if (e->broken)
-        return nib_error_set(err, NIB_E_DEVICE, "the device failed earlier; open the engine again");
+        return nib_error_set(err, NIB_E_DEVICE, "the device failed earlier (%s); open the engine again",
+                             e->why_broken.text);
     if (b->n_rows < 0 || b->n_rows > o->n_rows_max)
         return nib_error_set(err, NIB_E_ARGUMENT, "n_rows is %" PRId32 ", wanted 0 to %" PRId32, b->n_rows,
                              o->n_rows_max);
