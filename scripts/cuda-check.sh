@@ -56,7 +56,8 @@ for part in "$@"; do
     drafts)
         check drafts "$bin/test_drafts" '*' cuda
         check sessions "$bin/test_sessions" '*' cuda
-        check "NaN of one request" "$bin/test_nan_request" cuda ;;
+        check "NaN of one request" "$bin/test_nan_request" cuda
+        check "lost device" "$bin/lost_device" ;;
     commands) check commands sh tests/cuda/commands_card.sh "$bin" ;;
     calibrate) # Hopper's products against what the PTX simulator is held to
         check calibrate "$bin/calibrate_sm90a" check tests/data/goldens/sm90a/calibrate_h200.bin ;;
