@@ -268,6 +268,7 @@ static void b39_contexts_beyond_the_model(void **state)
         struct nib_engine *e = NULL;
         char number[16];
         nib_options_init(&o);
+        o.backend = "cpu";
         o.n_ctx = bad[i] == 16385 ? largest + 1 : bad[i];
         assert_int_equal(nib_engine_open(m, &o, &e, &err), NIB_E_ARGUMENT);
         (void)snprintf(number, sizeof number, "%d", (int)largest);

@@ -197,6 +197,7 @@ static void b109_batch_sizes(void **state)
     struct nib_error err = {0};
     (void)state;
     nib_options_init(&o);
+    o.backend = "cpu";
     o.n_threads = 1;
     o.n_ctx = 128;
     o.n_seqs_max = MOST;

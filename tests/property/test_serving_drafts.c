@@ -196,6 +196,7 @@ static void test_limits(void **state)
     struct nib_server *s;
     struct nib_error err = {0};
     nib_options_init(&o);
+    o.backend = "cpu";
     o.n_drafts = 2;
     o.n_seqs_max = 4;
     struct fixture f = fixture_open(MODEL_NVFP4, &o);

@@ -111,6 +111,7 @@ static void compute_logits(const char *dir, float logits[N_IDS * VOCAB])
     for (int i = 0; i < (int)N_IDS; i++)
         rows[i] = i;
     nib_options_init(&eo);
+    eo.backend = "cpu";
     eo.n_threads = 1;
     eo.n_ctx = 64;
     assert_int_equal(nib_model_open(dir, &m, NULL), NIB_OK);
