@@ -75,7 +75,7 @@ static void lay_out_thread(struct nib_cpu_thread *t, const struct nib_dims *d, i
     t->tile_work = take(a, NIB_CPU_TILE_WORK, sizeof(float));
     for (int i = 0; i < 2; i++)
         t->tile_y[i] = take(a, NIB_CPU_TILE_ROWS * NIB_CPU_TILE_OUTS, sizeof(float));
-    t->block_sum = take(a, NIB_CPU_GROUP_ROWS * NIB_CPU_TILE_OUTS, sizeof(float));
+    t->block_sum = take(a, NIB_CPU_GROUP_ROWS * NIB_CPU_RUN_OUTS, sizeof(float));
     for (int i = 0; i < 4; i++)
         t->row[i] = take(a, cols, sizeof(float));
     t->angle = take(a, 2 * d->n_rot, sizeof(float));

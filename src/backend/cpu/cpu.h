@@ -13,6 +13,11 @@
 #define NIB_CPU_INDEX_ROWS 16
 #define NIB_CPU_KV_ROWS    48 /* a multiple of every register tile of body_attend.h */
 
+/* Blocks of outputs that meet the same rows one after the other: rows come from a cache further away for the first of them
+ * only, and an expert's weights are read in longer pieces. */
+#define NIB_CPU_RUN      4
+#define NIB_CPU_RUN_OUTS (NIB_CPU_RUN * NIB_CPU_TILE_OUTS)
+
 /* Segments of a query's rows at most: see attention_cpu.c. */
 #define NIB_CPU_SEGMENTS 2
 
@@ -27,7 +32,7 @@ struct nib_cpu_partial {
 struct nib_cpu_thread {
     float    *tile_work;         /* NIB_CPU_TILE_WORK */
     float    *tile_y[2];         /* TILE_ROWS * TILE_OUTS */
-    float    *block_sum;         /* GROUP_ROWS * TILE_OUTS */
+    float    *block_sum;         /* GROUP_ROWS * RUN_OUTS */
     float    *row[4];            /* cols each */
     float    *angle;             /* 2 * n_rot: see rotary_angles */
     float    *keys;              /* n_experts */

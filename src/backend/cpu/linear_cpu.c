@@ -20,8 +20,20 @@ enum nib_status nib_cpu_embed(struct nib_stream *s, const struct nib_embed_args 
     return NIB_OK;
 }
 
-/* Tiles of a group of rows for all weights of a linear: the weight runs slowest, row tiles fastest, so that a decoded
- * output block's codes are still cached when its next row tile comes. */
+/* Which block of outputs and which tile of rows an item of work is. Blocks run fastest, NIB_CPU_RUN of them with one tile of
+ * rows, then the tiles, whose rows go on to the next blocks when all tiles have met these. */
+struct item {
+    int32_t block, tile;
+};
+
+static struct item item_at(int32_t i, int32_t n_blocks, int32_t n_tiles)
+{
+    const int32_t first = i / (NIB_CPU_RUN * n_tiles) * NIB_CPU_RUN, width = min_of(n_blocks - first, NIB_CPU_RUN);
+    const int32_t at = i - first * n_tiles;
+    return (struct item){first + at % width, at / width};
+}
+
+/* Tiles of a group of rows for all weights of a linear. */
 static void linear_group(struct nib_stream *s, const struct nib_linear_args *a, int32_t row0, int32_t n)
 {
     struct nib_cpu_matrix w[NIB_LINEAR_MAX];
@@ -40,11 +52,12 @@ static void linear_group(struct nib_stream *s, const struct nib_linear_args *a, 
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)block0[a->n_weights] * NIB_CPU_TILE_OUTS * a->x.cols * n)) schedule(dynamic, nib_cpu_chunk(s, n_items))
     for (int32_t item = 0; item < n_items; item++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
-        int32_t                block = item / n_tiles, i = 0;
+        const struct item      at = item_at(item, block0[a->n_weights], n_tiles);
+        int32_t                block = at.block, i = 0;
         while (block >= block0[i + 1])
             i++;
         int32_t out = (block - block0[i]) * NIB_CPU_TILE_OUTS, n_outs = min_of(w[i].n_out - out, NIB_CPU_TILE_OUTS);
-        int32_t r0 = item % n_tiles * NIB_CPU_TILE_ROWS, n_rows = min_of(n - r0, NIB_CPU_TILE_ROWS);
+        int32_t r0 = at.tile * NIB_CPU_TILE_ROWS, n_rows = min_of(n - r0, NIB_CPU_TILE_ROWS);
         nib_cpu_tile_run(s, th, &w[i], need[i], &rows, NULL, r0, n_rows, 0, out, n_outs, th->tile_y[0]);
         for (int32_t r = 0; r < n_rows; r++)
             nib_cpu_row_write(s, &a->y[i], row0 + r0 + r, out, n_outs, th->tile_y[0] + r * NIB_CPU_TILE_OUTS);
@@ -82,9 +95,10 @@ static void o_a_group(struct nib_stream *s, const struct nib_o_a_args *a, int32_
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)w.n_out * w.n_in * n)) schedule(dynamic, nib_cpu_chunk(s, n_items))
     for (int32_t item = 0; item < n_items; item++) {
         struct nib_cpu_thread *th = &s->scratch.thread[omp_get_thread_num()];
-        int32_t                g = item / n_tiles / n_blocks, first = g * n_rank, end = first + n_rank;
-        int32_t out = first / NIB_CPU_PANEL * NIB_CPU_PANEL + item / n_tiles % n_blocks * NIB_CPU_TILE_OUTS;
-        int32_t n_outs = min_of(w.n_out - out, NIB_CPU_TILE_OUTS), r0 = item % n_tiles * NIB_CPU_TILE_ROWS;
+        const struct item      at = item_at(item % (n_blocks * n_tiles), n_blocks, n_tiles);
+        int32_t                g = item / (n_blocks * n_tiles), first = g * n_rank, end = first + n_rank;
+        int32_t out = first / NIB_CPU_PANEL * NIB_CPU_PANEL + at.block * NIB_CPU_TILE_OUTS;
+        int32_t n_outs = min_of(w.n_out - out, NIB_CPU_TILE_OUTS), r0 = at.tile * NIB_CPU_TILE_ROWS;
         int32_t n_rows = min_of(n - r0, NIB_CPU_TILE_ROWS);
         if (out >= end)
             continue;

@@ -197,45 +197,54 @@ static void inner_prepare(struct nib_stream *s, struct moe *m)
 
 /* ---- Down ---- */
 
-static void down_block(const struct nib_stream *s, const struct moe *m, struct nib_cpu_thread *th, int32_t out,
-                       int32_t n_outs)
+/* Pairs [p, p + n) of expert e: outputs [out, out + n_outs) of w2, added to their rows' sums, which have NIB_CPU_RUN_OUTS to
+ * a row. */
+static void down_tile(const struct nib_stream *s, const struct moe *m, struct nib_cpu_thread *th, int32_t e, int32_t p,
+                      int32_t n, int32_t out, int32_t n_outs, float *sums)
 {
     const struct nib_moe_args *a = m->a;
-    memset(th->block_sum, 0, sizeof(float) * NIB_CPU_TILE_OUTS * (size_t)m->n);
+    bool                       shared = e == a->n_experts;
+    const struct nib_weight   *w2 = shared ? a->sw2 : a->w2;
+    struct nib_cpu_matrix      matrix = nib_cpu_matrix_of(w2, shared ? 0 : e);
+    nib_cpu_tile_run(s, th, &matrix, nib_cpu_need_of(w2), shared ? &m->inner_shared : &m->inner, NULL,
+                     shared ? p - n_pairs_of(m) : p, n, 0, out, n_outs, th->tile_y[0]);
+    for (int32_t r = 0; r < n; r++) {
+        float *y = th->tile_y[0] + r * NIB_CPU_TILE_OUTS, *sum = sums + m->pair_row[p + r] * NIB_CPU_RUN_OUTS;
+        if (!a->weight_before_w2 && !shared)
+            for (int32_t o = 0; o < n_outs; o++)
+                y[o] *= m->pair_weight[p + r];
+        if (m->bf16)
+            s->k.bf16_round(y, n_outs);
+        for (int32_t o = 0; o < n_outs; o++)
+            sum[o] += y[o];
+    }
+}
+
+/* Up to NIB_CPU_RUN_OUTS outputs of all rows: an expert's rows are read for all of them before the next expert's. */
+static void down_run(const struct nib_stream *s, const struct moe *m, struct nib_cpu_thread *th, int32_t out,
+                     int32_t n_outs)
+{
+    for (int32_t r = 0; r < m->n; r++)
+        memset(th->block_sum + r * NIB_CPU_RUN_OUTS, 0, sizeof(float) * (size_t)n_outs);
     for (int32_t i = 0; i < m->n_active; i++) {
-        int32_t                  e = m->active[i];
-        bool                     shared = e == a->n_experts;
-        const struct nib_weight *w2 = shared ? a->sw2 : a->w2;
-        for (int32_t p = m->first[e]; p < m->first[e + 1]; p += NIB_CPU_TILE_ROWS) {
-            int32_t               n = min_of(m->first[e + 1] - p, NIB_CPU_TILE_ROWS);
-            struct nib_cpu_matrix matrix = nib_cpu_matrix_of(w2, shared ? 0 : e);
-            nib_cpu_tile_run(s, th, &matrix, nib_cpu_need_of(w2), shared ? &m->inner_shared : &m->inner, NULL,
-                             shared ? p - n_pairs_of(m) : p, n, 0, out, n_outs, th->tile_y[0]);
-            for (int32_t r = 0; r < n; r++) {
-                float *y = th->tile_y[0] + r * NIB_CPU_TILE_OUTS;
-                float *sum = th->block_sum + m->pair_row[p + r] * NIB_CPU_TILE_OUTS;
-                if (!a->weight_before_w2 && !shared)
-                    for (int32_t o = 0; o < n_outs; o++)
-                        y[o] *= m->pair_weight[p + r];
-                if (m->bf16)
-                    s->k.bf16_round(y, n_outs);
-                for (int32_t o = 0; o < n_outs; o++)
-                    sum[o] += y[o];
-            }
-        }
+        const int32_t e = m->active[i], end = m->first[e + 1];
+        for (int32_t p = m->first[e]; p < end; p += NIB_CPU_TILE_ROWS)
+            for (int32_t o = 0; o < n_outs; o += NIB_CPU_TILE_OUTS)
+                down_tile(s, m, th, e, p, min_of(end - p, NIB_CPU_TILE_ROWS), out + o,
+                          min_of(n_outs - o, NIB_CPU_TILE_OUTS), th->block_sum + o);
     }
     for (int32_t r = 0; r < m->n; r++)
-        nib_cpu_row_write(s, &a->y, m->row0 + r, out, n_outs, th->block_sum + r * NIB_CPU_TILE_OUTS);
+        nib_cpu_row_write(s, &m->a->y, m->row0 + r, out, n_outs, th->block_sum + r * NIB_CPU_RUN_OUTS);
 }
 
 static void down(struct nib_stream *s, const struct moe *m)
 {
-    int32_t n_blocks = (m->dim + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS;
-#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)m->first[m->a->n_experts + 1] * m->a->w1->n_out * m->dim)) schedule(dynamic, nib_cpu_chunk(s, n_blocks))
-    for (int32_t i = 0; i < n_blocks; i++) {
-        int32_t out = i * NIB_CPU_TILE_OUTS;
-        down_block(s, m, &s->scratch.thread[omp_get_thread_num()], out, min_of(m->dim - out, NIB_CPU_TILE_OUTS));
-    }
+    /* Runs, unless threads would wait long for the last of them. */
+    const int32_t n_blocks = (m->dim + NIB_CPU_TILE_OUTS - 1) / NIB_CPU_TILE_OUTS, fair = n_blocks / (4 * s->n_threads);
+    const int32_t run = NIB_CPU_TILE_OUTS * (fair < 1 ? 1 : min_of(fair, NIB_CPU_RUN)), n_runs = (m->dim + run - 1) / run;
+#pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)m->first[m->a->n_experts + 1] * m->a->w1->n_out * m->dim)) schedule(dynamic, nib_cpu_chunk(s, n_runs))
+    for (int32_t i = 0; i < n_runs; i++)
+        down_run(s, m, &s->scratch.thread[omp_get_thread_num()], i * run, min_of(m->dim - i * run, run));
 }
 
 enum nib_status nib_cpu_moe(struct nib_stream *s, const struct nib_moe_args *a)
