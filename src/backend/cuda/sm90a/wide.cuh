@@ -42,21 +42,23 @@ NIB_DEVICE void nib_wide_init(struct nib_wide_memory *m)
     nib_cluster_sync();
 }
 
-/* One thread: blocks of columns of n_groups * 8 rows, block_halves from one to the next, into stages of n_rows rows.
- * Each block of a pair asks for its part of them, which arrives at both, once both have room. */
+/* One thread: blocks of columns of n_groups * 8 rows, block_halves from one to the next, into stages of n_rows rows;
+ * all of them n_times, for as many products. Each block of a pair asks for its part of them, which arrives at both,
+ * once both have room. */
 NIB_DEVICE void nib_wide_feed(const uint16_t *from, int64_t block_halves, int32_t n_groups, int32_t n_blocks,
-                              int n_rows, struct nib_wide_memory *m)
+                              int32_t n_times, int n_rows, struct nib_wide_memory *m)
 {
     uint32_t n = nib_cluster_size(), rank = nib_cluster_rank(), empty = 1;
     int32_t  first = n_groups * (int32_t)rank / (int32_t)n, count = n_groups * (int32_t)(rank + 1) / (int32_t)n - first;
     int      at = 0, n_stages = nib_wide_stages(n_rows);
-    for (int32_t block = 0; block < n_blocks; block++) {
+    for (int32_t i = 0, block = 0; i < n_times * n_blocks; i++) {
         nib_barrier_wait(&m->empty[at], empty); /* at first of the phase before the first, which is over */
         nib_barrier_expect(&m->full[at], (uint32_t)n_groups * kGroupHalves * 2);
         if (count > 0)
             nib_bulk_copy_to_all(m->rows + at * n_rows * kBlockCols + first * kGroupHalves,
                                  from + block * block_halves + first * kGroupHalves, (uint32_t)count * kGroupHalves * 2,
                                  &m->full[at], (1u << n) - 1);
+        block = block + 1 < n_blocks ? block + 1 : 0;
         at = at + 1 < n_stages ? at + 1 : 0;
         empty ^= at == 0;
     }
@@ -72,7 +74,7 @@ template <int type, int i> NIB_DEVICE void nib_wide_decode(const struct nib_tile
     nib_tile_step_operand<type, i, 3>(s, scale, operand[3]);
 }
 
-/* Operands against the rows of a block: begun, and waited for. */
+/* Operands against the rows of a block, counted from the first in the first stage: begun, and waited for. */
 template <int N>
 NIB_DEVICE void nib_wide_begin(const uint32_t operand[4][4], int32_t block, struct nib_wide_memory *m,
                                float (&acc)[N / 2])
@@ -95,9 +97,10 @@ template <int N> NIB_DEVICE void nib_wide_end(int32_t block, struct nib_wide_mem
         nib_barrier_arrive_at(&m->empty[block % nib_wide_stages(N)], threadIdx.x % 32);
 }
 
-/* A warp's 16 outputs of its warpgroup's 64. The next block's operands are decoded while one is multiplied. */
+/* A warp's 16 outputs of its warpgroup's 64. The next block's operands are decoded while one is multiplied.
+ * first: blocks that went through the stages before, in other products. */
 template <int type, int N>
-NIB_DEVICE void nib_wide_multiply(const struct nib_tile &t, int32_t n_blocks, struct nib_wide_memory *m,
+NIB_DEVICE void nib_wide_multiply(const struct nib_tile &t, int32_t first, int32_t n_blocks, struct nib_wide_memory *m,
                                   float (&acc)[N / 2])
 {
     constexpr int              n = nib_tile_step<type>::kBlocks;
@@ -111,32 +114,45 @@ NIB_DEVICE void nib_wide_multiply(const struct nib_tile &t, int32_t n_blocks, st
             nib_steps_prefetch<type>(t, block + kWideAhead * n, n_blocks, 1);
         nib_tile_step_load<type>(t, block + n, n_blocks, next);
         if (n == 1) {
-            nib_wide_begin<N>(even, block, m, acc);
+            nib_wide_begin<N>(even, first + block, m, acc);
             nib_wide_decode<type, 0>(next, odd);
-            nib_wide_end<N>(block, m);
+            nib_wide_end<N>(first + block, m);
             memcpy(even, odd, sizeof even);
             continue;
         }
-        nib_wide_begin<N>(even, block, m, acc);
+        nib_wide_begin<N>(even, first + block, m, acc);
         nib_wide_decode<type, 1 % n>(now, odd);
-        nib_wide_end<N>(block, m);
+        nib_wide_end<N>(first + block, m);
         if (n == 4 && block + 1 < n_blocks) {
-            nib_wide_begin<N>(odd, block + 1, m, acc);
+            nib_wide_begin<N>(odd, first + block + 1, m, acc);
             nib_wide_decode<type, 2 % n>(now, even);
-            nib_wide_end<N>(block + 1, m);
+            nib_wide_end<N>(first + block + 1, m);
         }
         if (n == 4 && block + 2 < n_blocks) {
-            nib_wide_begin<N>(even, block + 2, m, acc);
+            nib_wide_begin<N>(even, first + block + 2, m, acc);
             nib_wide_decode<type, 3 % n>(now, odd);
-            nib_wide_end<N>(block + 2, m);
+            nib_wide_end<N>(first + block + 2, m);
         }
         if (block + n <= n_blocks) {
-            nib_wide_begin<N>(odd, block + n - 1, m, acc);
+            nib_wide_begin<N>(odd, first + block + n - 1, m, acc);
             nib_wide_decode<type, 0>(next, even);
-            nib_wide_end<N>(block + n - 1, m);
+            nib_wide_end<N>(first + block + n - 1, m);
         }
         now = next;
     }
+}
+
+NIB_DEVICE void nib_wide_meet(int barrier, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/* threadIdx.x, read anew: what follows from it is not kept in registers while products run. */
+NIB_DEVICE int nib_wide_thread(void)
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
 }
 
 /* ---- FP8 rows ---- */

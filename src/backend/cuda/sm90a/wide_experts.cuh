@@ -1,7 +1,8 @@
 /* The experts of many tokens on Hopper: grouped products, as wide.cuh multiplies them. A group is an expert and up to
  * 256 of its rows, or as many rows of the shared expert; a block takes it with 128 outputs: one warpgroup 64 of w1 and
- * the other the same 64 of w3, which meet in SwiGLU, or both together 128 of w2. How many rows a group has is read on
- * the device, and of the widths of a product the smallest that holds them is taken.
+ * the other the same 64 of w3, which meet in SwiGLU, or both together 128 of w2. A block does so a few times, so that
+ * rows of the next product are on their way, and one of w2 begun, while sums of one are stored. How many rows a group
+ * has is read on the device, and of the widths of a product the smallest that holds them is taken.
  *
  * Rows stand in images of 8 rows and 64 columns (nib_wide_put), a group's blocks of columns one after another. What
  * SwiGLU gives is written as such an image, so down reads it as it is. Of FP8 rows it is quantised on the way: 128
@@ -57,22 +58,47 @@ struct nib_wide_experts {
     const int32_t         *exponent;  /* gate and up of FP8 rows: of tokens; NULL: BF16 rows */
     struct nib_wide_groups groups;
     int32_t                first_group; /* of this launch */
+    int32_t                products;    /* of a block at most, one after another */
     int32_t                top_k;
     float                  limit;
 };
 
+constexpr int kSumStride = 68; /* floats from row to row of 64 sums: writes and reads meet no bank twice */
+constexpr int kSumRows = 32;   /* of sums between gate and up at a time */
+
 struct nib_wide_experts_memory {
     struct nib_wide_memory products;
-    /* Of FP8 rows: their power of two, the weight on their results, and the bits of the largest of these here. */
-    int32_t                exponent[kWideRows];
-    float                  weight[kWideRows];
-    uint32_t               most[kWideRows];
+    struct nib_wide_group  group; /* here, and not in registers while products run */
+    union {
+        alignas(16) float sums[2][2][kSumRows * kSumStride]; /* in turns: [gate or up] */
+        /* Of FP8 rows: their power of two, the weight on their results, and the bits of the largest of these here. */
+        struct {
+            int32_t  exponent[kWideRows];
+            float    weight[kWideRows];
+            uint32_t most[kWideRows];
+        };
+    };
 };
 
-/* Outputs of a block. */
+/* Outputs of a product of a block. */
 static __host__ __device__ inline int32_t nib_wide_outs(const struct nib_wide_experts &a)
 {
     return a.hidden[0] ? 64 : 128;
+}
+
+/* Which outputs product i of a block has, in nib_wide_outs(): neighbours of those of the other block of a pair. */
+NIB_DEVICE int32_t nib_wide_product_at(const struct nib_wide_experts &a, int32_t i)
+{
+    int32_t n = (int32_t)nib_cluster_size();
+    return ((int32_t)blockIdx.x / n * a.products + i) * n + (int32_t)nib_cluster_rank();
+}
+
+/* How many products a block has. Both blocks of a pair have as many. */
+NIB_DEVICE int32_t nib_wide_product_count(const struct nib_wide_experts &a, const struct nib_wide_group &g)
+{
+    int32_t n = (int32_t)nib_cluster_size(), outs = n * nib_wide_outs(a);
+    int32_t all = (a.w[g.shared][0].n_out + outs - 1) / outs;
+    return min(all - (int32_t)blockIdx.x / n * a.products, a.products);
 }
 
 /* Launches over n_groups groups from a.first_group on, by type of weights. */
@@ -82,23 +108,6 @@ void nib_cuda_wide_experts_fp8(struct nib_stream *s, const struct nib_wide_exper
 void nib_cuda_wide_experts_bf16(struct nib_stream *s, const struct nib_wide_experts *a, unsigned n_groups);
 
 /* ---- After the products ---- */
-
-constexpr int kSumStride = 68; /* floats from row to row of 64 sums: writes and reads meet no bank twice */
-
-NIB_DEVICE void nib_wide_meet(int barrier, int threads)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-/* A warpgroup's sums to [row][64 outputs]. */
-template <int N> NIB_DEVICE void nib_wide_sums_put(const float (&acc)[N / 2], float factor, float *sums)
-{
-    int   lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    float *to = sums + 2 * (lane % 4) * kSumStride + warp * kTileRows + lane / 4;
-#pragma unroll
-    for (int i = 0; i < N / 2; i++)
-        to[(i / 4 * 8 + i % 2) * kSumStride + i % 4 / 2 * 8] = acc[i] * factor;
-}
 
 /* silu(g) * u within a few units of the last place; Inf must stay visible, so it does not meet the clamps. */
 NIB_DEVICE float nib_wide_swiglu(float g, float u, float limit)
@@ -115,37 +124,49 @@ NIB_DEVICE float nib_wide_swiglu(float g, float u, float limit)
     return __fdividef(g, 1.0f + (nib_is_finite(power) ? fmaf(power * 0.693147181f, r, power) : power)) * u;
 }
 
-/* [row][64] of gate and of up to the group's image; by all consumers. */
-NIB_DEVICE void nib_wide_gate(const struct nib_wide_experts &a, const struct nib_wide_group &g, const float *gate,
-                              const float *up)
+/* Gate's and up's sums to the group's image of block x; by all consumers, 32 rows at a time, put while those before
+ * are still read. */
+template <int N>
+NIB_DEVICE void nib_wide_gate(const struct nib_wide_experts &a, const struct nib_wide_group &g, int32_t x,
+                              struct nib_wide_experts_memory *m, const float (&acc)[N / 2], float alpha)
 {
+    int       thread = nib_wide_thread(), lane = thread % 32, warp = thread / 32, r = lane % 8;
+    int       chunk = warp % 2 * 4 + lane / 8;
     int32_t   n_groups = (g.count + kGroupRows - 1) / kGroupRows, n_blocks = a.w[g.shared][0].n_out / kBlockCols;
-    int       lane = threadIdx.x % 32, r = lane % 8;
-    if ((int32_t)blockIdx.x >= n_blocks)
-        return;
-    uint16_t *to = a.hidden[g.shared] + ((int64_t)g.place * n_blocks + (int64_t)blockIdx.x * n_groups) * kGroupHalves;
-    for (int32_t k = threadIdx.x / 32; k < 2 * n_groups; k += kWideConsumers / 32) {
-        int32_t row = k / 2 * 8 + r, chunk = k % 2 * 4 + lane / 8;
-        float   weight = a.weight && !g.shared ? a.weight[a.pair[g.row + min(row, g.count - 1)]] : 1.0f;
-        uint4   v;
+    int       put = 2 * (lane % 4) * kSumStride + warp % 4 * kTileRows + lane / 4;
+    uint16_t *to = a.hidden[g.shared] + ((int64_t)g.place * n_blocks + (int64_t)x * n_groups) * kGroupHalves;
+#pragma unroll
+    for (int first = 0; first < N; first += kSumRows) {
+        int32_t row = first + warp / 2 * kGroupRows + r;
+        float (*sums)[kSumRows * kSumStride] = m->sums[first / kSumRows % 2];
+        if (first >= n_groups * kGroupRows)
+            break;
+#pragma unroll
+        for (int i = 0; i < kSumRows / 2; i++)
+            sums[warp / 4][put + (i / 4 * 8 + i % 2) * kSumStride + i % 4 / 2 * 8] = acc[first / 2 + i] * alpha;
+        float weight = a.weight && !g.shared ? a.weight[a.pair[g.row + min(row, g.count - 1)]] : 1.0f;
+        nib_wide_meet(1, kWideConsumers);
+        if (row >= n_groups * kGroupRows || x >= n_blocks)
+            continue;
+        uint4     v;
         uint32_t *word = (uint32_t *)&v;
+        int       at = (row - first) * kSumStride + 2 * chunk;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float2 x = *(const float2 *)(gate + row * kSumStride + i * 16 + 2 * chunk);
-            float2 y = *(const float2 *)(up + row * kSumStride + i * 16 + 2 * chunk);
-            float  first = nib_wide_swiglu(x.x, y.x, a.limit), second = nib_wide_swiglu(x.y, y.y, a.limit);
-            word[i] = nib_pack_bf16x2(first * weight, second * weight);
+            float2 gate = *(const float2 *)(sums[0] + at + i * 16), up = *(const float2 *)(sums[1] + at + i * 16);
+            float  low = nib_wide_swiglu(gate.x, up.x, a.limit), high = nib_wide_swiglu(gate.y, up.y, a.limit);
+            word[i] = nib_pack_bf16x2(low * weight, high * weight);
         }
-        *(uint4 *)(to + k / 2 * kGroupHalves + (chunk * kGroupRows + r) * 8) = v;
+        *(uint4 *)(to + row / kGroupRows * kGroupHalves + (chunk * kGroupRows + r) * 8) = v;
     }
+    nib_wide_meet(1, kWideConsumers); /* the next sums may go where the last were */
 }
 
 /* ---- The same of FP8 rows ---- */
 
 /* A warpgroup's sums to [row][64 outputs], times alpha and the power of two of their row. */
 template <int N>
-NIB_DEVICE void nib_wide_sums_put_scaled(const float (&acc)[N / 2], float factor, const int32_t *exponent,
-                                         float *sums)
+NIB_DEVICE void nib_wide_sums_put(const float (&acc)[N / 2], float factor, const int32_t *exponent, float *sums)
 {
     int   lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     float *to = sums + 2 * (lane % 4) * kSumStride + warp * kTileRows + lane / 4;
@@ -222,55 +243,64 @@ NIB_DEVICE void nib_wide_encode(const struct nib_wide_experts &a, const struct n
     }
 }
 
-/* [row][64 outputs from o on] to y; by a warpgroup. */
+/* A warp's sums of 16 outputs from o on to y: eight outputs of a row are 32 bytes. */
+template <int N>
 NIB_DEVICE void nib_wide_down(const struct nib_wide_experts &a, const struct nib_wide_group &g, int32_t o,
-                              const float *sums)
+                              const float (&acc)[N / 2], float alpha)
 {
+    int     lane = nib_wide_thread() % 32;
     int32_t dim = a.w[g.shared][0].n_out;
     if (o >= dim)
         return;
-    float *to = a.y + ((g.shared ? a.y_shared : 0) + g.row) * dim + o;
-    for (int32_t k = threadIdx.x % 128; k < g.count * 16; k += 128) {
-        int32_t row = k / 16, col = k % 16 * 4;
-        float4  v = *(const float4 *)(sums + row * kSumStride + col);
-        *(float4 *)(to + (int64_t)row * dim + col) = v;
+    float *to = a.y + ((g.shared ? a.y_shared : 0) + g.row) * dim + o + lane / 4;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        int32_t row = i / 4 * 8 + 2 * (lane % 4) + i % 2;
+        if (row < g.count)
+            to[(int64_t)row * dim + i % 4 / 2 * 8] = acc[i] * alpha;
     }
 }
 
 /* ---- The kernel ---- */
 
-template <int type, int N>
-NIB_DEVICE void nib_wide_experts_group(const struct nib_wide_experts &a, const struct nib_wide_group &g,
-                                       struct nib_wide_experts_memory *m)
+/* Of FP8 rows, where the stages were. */
+template <int N>
+NIB_DEVICE void nib_wide_gate_fp8(const struct nib_wide_experts &a, const struct nib_wide_group &g,
+                                  struct nib_wide_experts_memory *m, const float (&acc)[N / 2], float alpha)
 {
-    int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp / 4;
-    bool    gates = a.hidden[0] != NULL, fp8 = gates && a.exponent;
-    int32_t o = gates ? (int32_t)blockIdx.x * 64 + warp % 4 * kTileRows : (int32_t)blockIdx.x * 128 + warp * kTileRows;
-    const struct nib_cuda_matrix &w = a.w[g.shared][gates ? half : 0];
-    float          *all = (float *)m->products.rows, *sums = all + half * (N * kSumStride), acc[N / 2] = {};
-    struct nib_tile t = nib_tile_of(w, g.expert, min(o, w.n_out - 1) / kTileRows, lane);
-    nib_wide_multiply<type, N>(t, w.n_in / kBlockCols, &m->products, acc);
-    if (!fp8)
-        nib_cluster_arrive();
+    float *sums = (float *)m->products.rows;
     nib_wide_meet(1, kWideConsumers); /* both have read their last rows, which make way for the sums */
-    if (fp8) {
-        nib_wide_sums_put_scaled<N>(acc, nib_alpha_of(w, g.expert), m->exponent, sums);
-        nib_wide_meet(1, kWideConsumers);
-        nib_wide_hidden(a, (g.count + kGroupRows - 1) / kGroupRows, all, all + N * kSumStride, m);
-        nib_cluster_sync();
-        nib_wide_encode(a, g, all, m);
-        nib_cluster_arrive(); /* the other block reads what is here */
-    } else {
-        nib_wide_sums_put<N>(acc, nib_alpha_of(w, g.expert), sums);
-        if (gates) {
-            nib_wide_meet(1, kWideConsumers);
-            nib_wide_gate(a, g, all, all + N * kSumStride);
-        } else {
-            nib_wide_meet(2 + half, kWideConsumers / 2);
-            nib_wide_down(a, g, o - warp % 4 * kTileRows, sums);
-        }
+    nib_wide_sums_put<N>(acc, alpha, m->exponent, sums + threadIdx.x / 128 * (N * kSumStride));
+    nib_wide_meet(1, kWideConsumers);
+    nib_wide_hidden(a, (g.count + kGroupRows - 1) / kGroupRows, sums, sums + N * kSumStride, m);
+    nib_cluster_sync();
+    nib_wide_encode(a, g, sums, m);
+}
+
+template <int type, int N>
+NIB_DEVICE void nib_wide_experts_group(const struct nib_wide_experts &a, struct nib_wide_experts_memory *m)
+{
+    const struct nib_wide_group &g = m->group;
+    int     warp = threadIdx.x / 32, n = nib_wide_product_count(a, g);
+    bool    gates = a.hidden[0] != NULL;
+    const struct nib_cuda_matrix &w = a.w[g.shared][gates ? warp / 4 : 0];
+    int32_t n_blocks = w.n_in / kBlockCols;
+    float   alpha = nib_alpha_of(w, g.expert);
+#pragma unroll 1
+    for (int32_t i = 0; i < n; i++) {
+        int32_t x = nib_wide_product_at(a, i), o = x * nib_wide_outs(a) + (gates ? warp % 4 : warp) * kTileRows;
+        float   acc[N / 2] = {};
+        /* Warps behind the last tile multiply with it, as a warpgroup works as one, and keep nothing. */
+        struct nib_tile t = nib_tile_of(w, g.expert, min(o, w.n_out - 1) / kTileRows, (int)threadIdx.x % 32);
+        nib_wide_multiply<type, N>(t, i * n_blocks, n_blocks, &m->products, acc);
+        if (!gates)
+            nib_wide_down<N>(a, g, o, acc, alpha);
+        else if (a.exponent)
+            nib_wide_gate_fp8<N>(a, g, m, acc, alpha);
+        else
+            nib_wide_gate<N>(a, g, x, m, acc, alpha);
     }
-    nib_cluster_wait();
+    nib_cluster_sync();
 }
 
 /* How many rows a group's products have room for; only the widest where `narrow` ones are not built. */
@@ -299,8 +329,10 @@ static __global__ void __launch_bounds__(kWideThreads, 1) wide_experts(const __g
     nib_grid_wait();
     struct nib_wide_group g = nib_wide_group_of(a.groups, a.first_group + (int32_t)blockIdx.y);
     /* Both blocks of a pair stay, or neither does. */
-    if (g.none || (int32_t)(blockIdx.x & ~1u) * nib_wide_outs(a) >= a.w[g.shared][0].n_out)
+    if (g.none || nib_wide_product_count(a, g) <= 0)
         return;
+    if (threadIdx.x == 0)
+        m->group = g;
     int width = nib_wide_width(g.count, narrow);
     bool fp8 = a.hidden[0] && a.exponent;
     nib_wide_clear(g.count, width, &m->products);
@@ -315,7 +347,7 @@ static __global__ void __launch_bounds__(kWideThreads, 1) wide_experts(const __g
         int32_t n_blocks = a.w[g.shared][0].n_in / kBlockCols, n_groups = (g.count + kGroupRows - 1) / kGroupRows;
         if (threadIdx.x == kWideConsumers)
             nib_wide_feed(a.image[g.shared] + (int64_t)g.place * n_blocks * kGroupHalves, n_groups * kGroupHalves,
-                          n_groups, n_blocks, width, &m->products);
+                          n_groups, n_blocks, nib_wide_product_count(a, g), width, &m->products);
         __syncwarp();
         nib_cluster_sync();
         if (fp8)
@@ -324,25 +356,26 @@ static __global__ void __launch_bounds__(kWideThreads, 1) wide_experts(const __g
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     if (!narrow || width == 256)
-        nib_wide_experts_group<type, 256>(a, g, m);
+        nib_wide_experts_group<type, 256>(a, m);
     else if (width == 192)
-        nib_wide_experts_group<type, narrow ? 192 : 256>(a, g, m);
+        nib_wide_experts_group<type, narrow ? 192 : 256>(a, m);
     else if (width == 128)
-        nib_wide_experts_group<type, narrow ? 128 : 256>(a, g, m);
+        nib_wide_experts_group<type, narrow ? 128 : 256>(a, m);
     else if (width == 64)
-        nib_wide_experts_group<type, narrow ? 64 : 256>(a, g, m);
+        nib_wide_experts_group<type, narrow ? 64 : 256>(a, m);
     else
-        nib_wide_experts_group<type, narrow ? 32 : 256>(a, g, m);
+        nib_wide_experts_group<type, narrow ? 32 : 256>(a, m);
 }
 
 template <int type, bool narrow>
 static void nib_wide_experts_launch(struct nib_stream *s, const struct nib_wide_experts *a, unsigned n_groups)
 {
-    int32_t outs = max(a->w[0][0].n_out, a->w[1][0].n_out), each = nib_wide_outs(*a);
-    dim3    grid((unsigned)((outs + each - 1) / each), n_groups);
+    int32_t outs = max(a->w[0][0].n_out, a->w[1][0].n_out), each = nib_wide_outs(*a), n = (outs + each - 1) / each;
+    int32_t pair = n % 2 == 0 ? 2 : 1, most = pair * a->products;
+    dim3    grid((unsigned)((n + most - 1) / most * pair), n_groups);
     int     bytes = (int)sizeof(struct nib_wide_experts_memory);
     cudaFuncSetAttribute(wide_experts<type, narrow>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    nib_launch_cluster(s, grid.x % 2 == 0 ? 2 : 1, wide_experts<type, narrow>, grid, kWideThreads, (size_t)bytes, *a);
+    nib_launch_cluster(s, (unsigned)pair, wide_experts<type, narrow>, grid, kWideThreads, (size_t)bytes, *a);
 }
 
 #endif

@@ -10,6 +10,8 @@
 #include "backend/cuda/device/experts.cuh"
 #include "backend/cuda/sm90a/wide_experts.cuh"
 
+constexpr int32_t kDownProducts = 4, kGateProducts = 2; /* of a block, one after another */
+
 static __global__ void __launch_bounds__(kGroupsThreads) make_groups(const struct nib_pairs a)
 {
     nib_grid_start();
@@ -159,6 +161,8 @@ enum nib_status nib_cuda_wide_experts(struct nib_stream *s, const struct nib_moe
     e.hidden[0] = inner;
     e.hidden[1] = inner + r.routed * 8 * a->w1->n_out;
     e.weight = a->weight_before_w2 ? m->weight : NULL;
+    /* Hidden FP8 rows are put together where the next product's rows would be. */
+    e.products = e.exponent ? 1 : kGateProducts;
     launch_stage(s, &e, &r);
 
     e.w[0][0] = e.w[0][1] = *nib_cuda_matrix_of(a->w2);
@@ -167,6 +171,7 @@ enum nib_status nib_cuda_wide_experts(struct nib_stream *s, const struct nib_moe
     e.image[1] = e.hidden[1];
     e.hidden[0] = e.hidden[1] = NULL;
     e.weight = NULL;
+    e.products = kDownProducts;
     e.y = m->y;
     launch_stage(s, &e, &r);
     return nib_cuda_check(s, cudaGetLastError(), "experts of many rows");

@@ -117,7 +117,7 @@ static __global__ void __launch_bounds__(kWideThreads, 1) wide_product(const __g
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == kWideConsumers)
             nib_wide_feed(a.x.value + ((int64_t)blockIdx.y * a.n_x_blocks + group * n_blocks) * (kBlockCols * N),
-                          kBlockCols * N, N / kGroupRows, n_blocks, N, m);
+                          kBlockCols * N, N / kGroupRows, n_blocks, 1, N, m);
         __syncwarp();
         nib_cluster_sync();
         return;
@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(kWideThreads, 1) wide_product(const __g
     /* Warps behind the last tile multiply with it, as a warpgroup works as one, and keep nothing. */
     float           acc[N / 2] = {};
     struct nib_tile t = nib_tile_of(a.w, 0, min(o, a.w.n_out - 1) / kTileRows, lane);
-    nib_wide_multiply<type, N>(t, n_blocks, m, acc);
+    nib_wide_multiply<type, N>(t, 0, n_blocks, m, acc);
     /* All products are done, here and in the other block of a pair, which sends nothing any more: rows make way. */
     nib_cluster_sync();
     if (a.by_eights) {
