@@ -46,8 +46,8 @@ static bool is_utf8(const char *text)
     return yes;
 }
 
-/* What a table of options cannot check. An empty key would let in whoever sends one, and a server meant to be closed would be open where
- * a script's variable is unset. */
+/* What a table of options cannot check. An empty key would let in whoever sends one, and a server meant to be closed
+ * would be open where a script's variable is unset. */
 static int check_texts(const struct serve_settings *o)
 {
     const char *key = o->api_key, *name = o->served_name;

@@ -40,8 +40,8 @@ bool field_string(const json_t *o, const char *key, const char **out, struct api
 const json_t *field_get(const json_t *o, const char *key); /* NULL for null too */
 void field_describe(const json_t *v, char *out, size_t out_bytes); /* "a string", "7", ... */
 
-/* Fill e with "NAME is VALUE; wanted WANTED" and return false. name: where the value v (NULL: none) stands, as "tools[2].type"; param: the
- * request's field that it belongs to; wanted: a format. */
+/* Fill e with "NAME is VALUE; wanted WANTED" and return false. name: where the value v (NULL: none) stands, as
+ * "tools[2].type"; param: the request's field that it belongs to; wanted: a format. */
 #if defined(__GNUC__)
 __attribute__((format(printf, 5, 6)))
 #endif

@@ -4,13 +4,7 @@
 set -u
 nibble=$1
 folder=$2
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-failures=0
-complain() {
-    echo "$1"
-    failures=$((failures + 1))
-}
+. "$(dirname "$0")/checks.sh"
 
 # offers 'WANTED...' WORD...: exactly these, in this order, one blank between.
 offers() {
@@ -63,7 +57,7 @@ if command -v bash >/dev/null; then
     wanted='one folder|' && bash_offers nibble run -m o
     wanted='three files|two|' && bash_offers nibble score t
 else
-    echo 'not checked: bash is missing'
+    echo 'skipped: cases of bash, which is not installed'
 fi
 if command -v zsh >/dev/null; then
     zsh_offers() {
@@ -79,7 +73,7 @@ if command -v zsh >/dev/null; then
     wanted='files -/|' && zsh_offers nibble run -m ''
     wanted='--json|' && zsh_offers nibble score --js
 else
-    echo 'not checked: zsh is missing'
+    echo 'skipped: cases of zsh, which is not installed'
 fi
 if command -v fish >/dev/null; then
     fish_offers() {
@@ -91,8 +85,7 @@ if command -v fish >/dev/null; then
     wanted='--kv=f32|--kv=fp8|' && fish_offers 'nibble run --kv=f'
     wanted='one folder/|' && fish_offers 'nibble run -m o'
 else
-    echo 'not checked: fish is missing'
+    echo 'skipped: cases of fish, which is not installed'
 fi
 
-[ $failures -eq 0 ] && echo 'completion offers what the tables have'
-exit $((failures > 0))
+conclude

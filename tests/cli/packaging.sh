@@ -4,13 +4,7 @@
 set -u
 nibble=$1
 folder=$2
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-failures=0
-complain() {
-    echo "$1"
-    failures=$((failures + 1))
-}
+. "$(dirname "$0")/checks.sh"
 
 # ---- The manual page: every option of every command, and no complaint of the formatter ----
 sh "$folder/man.sh" "$nibble" "$folder/nibble.1.in" >"$dir/nibble.1" || complain 'man.sh fails'
@@ -31,14 +25,14 @@ if command -v mandoc >/dev/null; then
     # Whether other pages are installed is the machine's affair.
     mandoc -T lint "$dir/nibble.1" 2>/dev/null | grep -v -E 'referenced manual not found|outdated mandoc.db' && complain 'mandoc complains'
 else
-    echo 'not checked: mandoc is missing'
+    echo 'skipped: cases of mandoc, which is not installed'
 fi
 if man --version 2>/dev/null | grep -q '^man 2'; then
     said=$(MANROFFOPT='' man --warnings=w -l "$dir/nibble.1" 2>&1 >"$dir/text" | head -n 5)
     [ -z "$said" ] || complain "man complains: $said"
     grep -q -e '--max-seqs\|--preset' "$dir/text" || complain 'man shows no options'
 else
-    echo 'not checked: man is missing'
+    echo 'skipped: cases of man, which is not installed'
 fi
 
 if "$nibble" help | grep -q '^  serve '; then
@@ -60,9 +54,8 @@ if "$nibble" help | grep -q '^  serve '; then
                 complain "systemd-analyze security: $(tail -n 1 "$dir/security")"
         fi
     else
-        echo 'not checked: systemd-analyze is missing'
+        echo 'skipped: cases of systemd-analyze, which is not installed'
     fi
 fi
 
-[ $failures -eq 0 ] && echo 'the page, the unit and the configuration fit the program'
-exit $((failures > 0))
+conclude

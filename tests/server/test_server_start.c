@@ -1,5 +1,5 @@
-/* How nibble serve comes up: a port that another server has, keys from a file, names for the model, among them that of a folder whose name
- * no JSON can hold, and options that are texts. */
+/* How nibble serve comes up: a port that another server has, keys from a file, names for the model, among them that of
+ * a folder whose name no JSON can hold, and options that are texts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,8 +16,8 @@
 
 static const char *g_program;
 
-/* Run serve with these words and require its exit code, and a line on standard error that begins with `nibble: ` and holds `text`. A
- * server that comes up in spite of them is ended after a minute, and the exit code is another one. */
+/* Run serve with these words and require its exit code, and a line on standard error that begins with `nibble: ` and
+ * holds `text`. A server that comes up in spite of them is ended after a minute, and the exit code is another one. */
 static void refuses(int code, const char *text, const char *arguments)
 {
     char command[1024], output[4096], line[300];
@@ -89,8 +89,10 @@ static void test_key_file(void **state)
     static const struct {
         const char *header;
         int         status;
-    } cases[] = {{"", 401}, {"x-api-key: first\r\n", 200}, {"x-api-key: second one\r\n", 200}, {"x-api-key: second\r\n", 401},
-                 {"Authorization: Bearer last\r\n", 200}, {"x-api-key: \r\n", 401}, {"Authorization: Bearer \r\n", 401}};
+    } cases[] = {
+        {"", 401}, {"x-api-key: first\r\n", 200}, {"x-api-key: second one\r\n", 200}, {"x-api-key: second\r\n", 401},
+        {"Authorization: Bearer last\r\n", 200}, {"x-api-key: \r\n", 401}, {"Authorization: Bearer \r\n", 401},
+    };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         if (status_with(&r, cases[i].header) != cases[i].status)
             fail_msg("%s: status %d, wanted %d", cases[i].header, status_with(&r, cases[i].header), cases[i].status);
@@ -110,7 +112,8 @@ static void test_folder_name(void **state)
     assert_non_null(mkdtemp(dir));
     (void)snprintf(path, sizeof path, "%s/a,\xff\"b", dir);
     /* A folder of links, because the name is that of the real folder. */
-    (void)snprintf(question, sizeof question, "mkdir '%s' && ln -s '" NIB_SOURCE_DIR "'/models/tiny-v4/* '%s'", path, path);
+    (void)snprintf(question, sizeof question, "mkdir '%s' && ln -s '" NIB_SOURCE_DIR "'/models/tiny-v4/* '%s'", path,
+                   path);
     assert_int_equal(system(question), 0);
     const char  *arguments[] = {"-m", path, "--ctx", "256", "--log-level", "quiet", NULL};
     struct rig   r = rig_start(g_program, arguments);
