@@ -33,14 +33,15 @@ static const struct plan k_tcgen05_plans[] = {
     {NIB_OP_O_A, 0.75, 0.25, 3, 2},
     {NIB_OP_MOE, 0.70, 0.60, 10, 15},
 };
-/* Those of docs/kernels/sm120a.md on cards of 12.x. Linears have a launch a weight and no other. Attention of fp32 queries
+/* Those of docs/kernels/sm120a.md on cards of 12.x. Linears have a launch a weight and no other; gate and up of experts
+ * are one product, those of the shared expert, too. Attention of fp32 queries
  * makes five products where two are counted, 10,240 clocks a span of 32 rows and some 1,500 beside them; a row takes
  * that long, its rows' way from memory and the adding of spans. Index scores of fp32 queries and BF16 keys have no tensor
  * cores; FP4 keys are multiplied as they are, as fast as weighted heads are added up: 256 clocks of products and 210 of
  * the rest for 64 heads of 64 entries. */
 static const struct plan k_mma_plans[] = {
     {NIB_OP_LINEAR, 0.80, 0.75, 2, 0},
-    {NIB_OP_MOE, 0.70, 0.60, 10, 13},
+    {NIB_OP_MOE, 0.70, 0.60, 10, 11},
     {NIB_OP_ATTEND, 0.60, 0.35, 2, 2},
     {NIB_OP_INDEX_SELECT, 0.60, 0.20, 3, 3},
 };

@@ -198,33 +198,33 @@ static void pack(const struct problem *p, const struct data *d, struct pool *poo
     bool         nvfp4 = p->format == NIB_SM120A_NVFP4;
     struct sizes b = sizes_of(p);
     size_t       matrices = (size_t)(d->n_stack * p->n_parts);
-    size_t       codes = (size_t)(nvfp4 ? nib_sm120a_code_bytes(p->n_out, p->n_in, p->n_parts)
+    size_t       codes = (size_t)(nvfp4 ? nib_sm120a_code_bytes(p->n_out, p->n_in)
                                         : nib_sm120a_mx_code_bytes(p->n_out, p->n_in, p->format));
-    size_t       scales = (size_t)(nvfp4 ? nib_sm120a_scale_bytes(p->n_out, p->n_in, p->n_parts)
+    size_t       scales = (size_t)(nvfp4 ? nib_sm120a_scale_bytes(p->n_out, p->n_in)
                                          : nib_sm120a_mx_scale_bytes(p->n_out, p->n_in));
     uint8_t     *stored = put(pool, d->w_codes, matrices * b.w_codes);
     uint8_t     *stored_scales = put(pool, d->w_scales, matrices * b.w_scales);
-    uint8_t *packed = put(pool, NULL, codes * (size_t)d->n_stack);
-    uint8_t *packed_scales = put(pool, NULL, scales * (size_t)d->n_stack);
-    for (int32_t e = 0; e < d->n_stack; e++) {
-        struct nib_blackwell_launch    plan;
-        struct nib_sm120a_pack_args a = {.codes = packed + (size_t)e * codes,
-                                         .scales = packed_scales + (size_t)e * scales,
-                                         .n_out = p->n_out,
-                                         .n_in = p->n_in,
-                                         .n_parts = p->n_parts};
-        for (int32_t part = 0; part < p->n_parts; part++) {
-            a.stored[part] = stored + (size_t)(e * p->n_parts + part) * b.w_codes;
-            a.stored_scales[part] = stored_scales + (size_t)(e * p->n_parts + part) * b.w_scales;
+    for (int32_t part = 0; part < p->n_parts; part++) {
+        uint8_t *packed = put(pool, NULL, codes * (size_t)d->n_stack);
+        uint8_t *packed_scales = put(pool, NULL, scales * (size_t)d->n_stack);
+        for (int32_t e = 0; e < d->n_stack; e++) {
+            size_t                      matrix = (size_t)(e * p->n_parts + part);
+            struct nib_blackwell_launch plan;
+            struct nib_sm120a_pack_args a = {.stored = stored + matrix * b.w_codes,
+                                             .stored_scales = stored_scales + matrix * b.w_scales,
+                                             .codes = packed + (size_t)e * codes,
+                                             .scales = packed_scales + (size_t)e * scales,
+                                             .n_out = p->n_out,
+                                             .n_in = p->n_in};
+            if (nvfp4)
+                nib_sm120a_pack_plan(&a, &plan);
+            else
+                nib_sm120a_mx_pack_plan(&a, p->format, &plan);
+            launch(formats[p->format].pack, &plan, &a);
         }
-        if (nvfp4)
-            nib_sm120a_pack_plan(&a, &plan);
-        else
-            nib_sm120a_mx_pack_plan(&a, p->format, &plan);
-        launch(formats[p->format].pack, &plan, &a);
+        l->w_codes[part] = packed;
+        l->w_scales[part] = packed_scales;
     }
-    l->w_codes = packed;
-    l->w_scales = packed_scales;
 }
 
 static void rows_up(const struct problem *p, const struct data *d, struct pool *pool, struct nib_sm120a_linear *l)
@@ -447,9 +447,9 @@ int main(int argc, char **argv)
                                            {NIB_SM120A_NVFP4, 19, 136, 1568, 1, false, false},
                                            {NIB_SM120A_NVFP4, 37, 72, 544, 2, true, true},
                                            {NIB_SM120A_FP8, 19, 136, 1184, 1, false, false},
-                                           {NIB_SM120A_FP8, 37, 72, 544, 1, true, true},
+                                           {NIB_SM120A_FP8, 37, 72, 544, 2, true, true},
                                            {NIB_SM120A_MXFP4, 19, 136, 1184, 1, false, false},
-                                           {NIB_SM120A_MXFP4, 37, 72, 544, 1, true, true}},
+                                           {NIB_SM120A_MXFP4, 37, 72, 544, 2, true, true}},
                                 large[] = {{NIB_SM120A_NVFP4, 130, 200, 2336, 1, false, true},
                                            {NIB_SM120A_NVFP4, 300, 1024, 1536, 1, false, false},
                                            {NIB_SM120A_NVFP4, 96, 512, 1024, 2, true, true},

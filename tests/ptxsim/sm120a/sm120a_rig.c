@@ -32,7 +32,7 @@ static void place_rows(struct rig_product *r)
     if (r->p.n_experts) {
         int32_t                  most = nib_sm120a_groups_most(rows, r->p.n_experts, tile);
         struct nib_blackwell_group *groups = rig_alloc(r->machine, (size_t)(most + 1) * sizeof *groups, NULL);
-        r->alphas = malloc((size_t)r->p.n_experts * 2 * sizeof *r->alphas);
+        r->alphas = calloc((size_t)r->p.n_experts * 2, sizeof *r->alphas);
         assert_non_null(r->alphas);
         for (int32_t e = 0; e < r->p.n_experts; e++) {
             for (int32_t i = 0; i < r->count[e]; i++)
@@ -42,13 +42,15 @@ static void place_rows(struct rig_product *r)
                     e, r->count[e] - i < tile ? r->count[e] - i : tile, t + i};
             t += r->count[e];
             for (int32_t part = 0; part < r->p.n_parts; part++)
-                r->alphas[e * r->p.n_parts + part] = 1e-3f * (float)(e + 1 + part);
+                r->alphas[part * r->p.n_experts + e] = 1e-3f * (float)(e + 1 + part);
         }
         assert_true(n <= most);
         assert_true(px_wrote(r->machine, groups, (size_t)n * sizeof *groups));
         r->p.groups = groups;
         r->p.n_groups = rig_alloc(r->machine, 4, &n);
-        r->p.alphas = rig_alloc(r->machine, (size_t)(r->p.n_experts * r->p.n_parts) * 4, r->alphas);
+        for (int32_t part = 0; part < r->p.n_parts; part++)
+            r->p.alphas[part] =
+                rig_alloc(r->machine, (size_t)r->p.n_experts * 4, r->alphas + part * r->p.n_experts);
     }
     r->n_sources = r->gather ? (rows + 2) / 3 : rows;
     r->p.top_k = r->gather ? 3 : 0;
@@ -101,41 +103,41 @@ static void swap_bytes(uint8_t *bytes, size_t n, size_t piece)
         }
 }
 
-/* Stored weights, packed by the kernel that packs them. */
+/* Stored weights, each part packed by the kernel that packs them. */
 static void fill_weights(struct rig_product *r)
 {
     struct px_machine *m = r->machine;
     int32_t            n_stack = r->p.n_experts ? r->p.n_experts : 1, parts = r->p.n_parts;
     size_t half = (size_t)r->p.n_in / 2, one = (size_t)r->p.n_out * half, all = one * (size_t)(n_stack * parts);
-    size_t             codes = (size_t)nib_sm120a_code_bytes(r->p.n_out, r->p.n_in, parts),
-                       scales = (size_t)nib_sm120a_scale_bytes(r->p.n_out, r->p.n_in, parts);
+    size_t             codes = (size_t)nib_sm120a_code_bytes(r->p.n_out, r->p.n_in),
+                       scales = (size_t)nib_sm120a_scale_bytes(r->p.n_out, r->p.n_in);
     r->w_codes = malloc(all);
     r->w_scales = malloc(all / 8);
     assert_true(r->w_codes && r->w_scales);
     randomise(r, r->w_codes, r->w_scales, (int64_t)n_stack * parts * r->p.n_out);
     uint8_t *stored = rig_alloc(m, all, r->w_codes), *stored_scales = rig_alloc(m, all / 8, r->w_scales);
-    uint8_t *packed = rig_alloc(m, codes * (size_t)n_stack, NULL),
-            *packed_scales = rig_alloc(m, scales * (size_t)n_stack, NULL);
-    for (int32_t e = 0; e < n_stack; e++) {
-        struct nib_sm120a_pack_args a = {.codes = packed + (size_t)e * codes,
-                                         .scales = packed_scales + (size_t)e * scales,
-                                         .n_out = r->p.n_out,
-                                         .n_in = r->p.n_in,
-                                         .n_parts = parts};
-        struct nib_blackwell_launch    l;
-        for (int32_t p = 0; p < parts; p++) {
-            a.stored[p] = stored + (size_t)(e * parts + p) * one;
-            a.stored_scales[p] = stored_scales + (size_t)(e * parts + p) * one / 8;
+    for (int32_t p = 0; p < parts; p++) {
+        uint8_t *packed = rig_alloc(m, codes * (size_t)n_stack, NULL),
+                *packed_scales = rig_alloc(m, scales * (size_t)n_stack, NULL);
+        for (int32_t e = 0; e < n_stack; e++) {
+            struct nib_sm120a_pack_args a = {.stored = stored + (size_t)(e * parts + p) * one,
+                                             .stored_scales = stored_scales + (size_t)(e * parts + p) * one / 8,
+                                             .codes = packed + (size_t)e * codes,
+                                             .scales = packed_scales + (size_t)e * scales,
+                                             .n_out = r->p.n_out,
+                                             .n_in = r->p.n_in};
+            struct nib_blackwell_launch l;
+            nib_sm120a_pack_plan(&a, &l);
+            rig_launch(m, "pack_sm120a", &l, &a);
         }
-        nib_sm120a_pack_plan(&a, &l);
-        rig_launch(m, "pack_sm120a", &l, &a);
+        if (r->wrong == RIG_SCALES_SWAPPED)
+            swap_bytes(packed_scales, scales, 4);
+        if (r->wrong == RIG_UNITS_SWAPPED)
+            swap_bytes(packed, codes, 512);
+        int to = r->wrong == RIG_PARTS_SWAPPED ? 1 - p : p;
+        r->p.w_codes[to] = packed;
+        r->p.w_scales[to] = packed_scales;
     }
-    if (r->wrong == RIG_SCALES_SWAPPED)
-        swap_bytes(packed_scales, scales, 4);
-    if (r->wrong == RIG_UNITS_SWAPPED)
-        swap_bytes(packed, codes, 512);
-    r->p.w_codes = packed;
-    r->p.w_scales = packed_scales;
 }
 
 bool rig_product_run(struct rig_product *r)
@@ -202,7 +204,7 @@ static double want_of(const struct rig_product *r, int32_t t, int32_t o, double 
     for (int32_t p = 0; p < parts; p++) {
         struct sum s = sum_of(r, r->source[t], ((int64_t)e * parts + p) * r->p.n_out + o);
         double     scale = (double)r->row_scale[r->source[t]] *
-                       (double)(r->alphas ? r->alphas[e * parts + p] : r->p.alpha[p]);
+                       (double)(r->alphas ? r->alphas[p * r->p.n_experts + e] : r->p.alpha[p]);
         v[p] = s.value * scale;
         /* One rounding to fp32 of every 64 values' sum, one of each slice's, three of the scales. */
         b[p] = (r->p.n_in / 64 + NIB_SM120A_SLICES + 4) * 0x1p-24 * s.most * fabs(scale) + 0x1p-148;

@@ -7,7 +7,7 @@
 #include "ptxsim/blackwell/kernel_rig.h"
 
 /* How a test goes wrong on purpose, by what the kernel is given. */
-enum rig_wrong { RIG_RIGHT, RIG_SCALES_SWAPPED, RIG_UNITS_SWAPPED };
+enum rig_wrong { RIG_RIGHT, RIG_SCALES_SWAPPED, RIG_UNITS_SWAPPED, RIG_PARTS_SWAPPED };
 
 struct rig_product {
     struct nib_sm120a_linear p; /* sizes, alpha, parts and so on; pointers are filled in */
@@ -21,7 +21,7 @@ struct rig_product {
     /* Made by the run. */
     struct px_machine       *machine;
     uint8_t                 *x_codes, *x_scales, *w_codes, *w_scales; /* rows on end; weights [stack][part][n_out] */
-    float                   *row_scale, *alphas;
+    float                   *row_scale, *alphas; /* alphas [part][n_experts] */
     int32_t                 *expert_of, *source; /* of each row */
     int32_t                  n_sources;
     struct nib_blackwell_launch launch;

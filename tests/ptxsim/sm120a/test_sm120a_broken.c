@@ -42,8 +42,35 @@ static const struct ptx_breakage decode_breakages[] = {
     {"no wait for the kernel before", "griddepcontrol.wait", 0, PTX_DELETE, NULL},
 };
 
+/* Of gate and up in one product. */
+static const struct ptx_breakage tile_swiglu_breakages[] = {
+    {"up's alpha is gate's", "+132];", 0, PTX_REPLACE, "+128];"},
+    {"gate clamped from below", "setp.lt.f32", -1, PTX_REPLACE, "setp.gt.f32"},
+    {"another exponential", "ex2.approx", -1, PTX_LAST, "0f00000000"},
+};
+
+static const struct ptx_breakage decode_swiglu_breakages[] = {
+    {"up's codes from gate's matrix", "+48];", 0, PTX_REPLACE, "+40];"},
+    {"up's alpha is gate's", "+132];", 0, PTX_REPLACE, "+128];"},
+    {"gate clamped from below", "setp.lt.f32", 0, PTX_REPLACE, "setp.gt.f32"},
+    {"another exponential", "ex2.approx", 0, PTX_LAST, "0f00000000"},
+};
+
+static bool of_swiglu;
+
 static struct rig_product problem(int32_t tile_rows, uint64_t seed)
 {
+    if (of_swiglu)
+        return (struct rig_product){.p = {.n_rows = 13,
+                                          .n_out = 44,
+                                          .n_in = 288,
+                                          .n_parts = 2,
+                                          .alpha = {1e-3f, 2e-3f},
+                                          .limit = 1.5f,
+                                          .y_f32 = true,
+                                          .tile_rows = tile_rows},
+                                    .config = {.seed = seed, .max_steps = 20000000},
+                                    .seed = seed};
     return (struct rig_product){.p = {.n_rows = tile_rows < 32 ? 13 : 40,
                                       .n_out = tile_rows < 32 ? 40 : 136,
                                       .n_in = tile_rows < 32 ? 1184 : 1568,
@@ -119,6 +146,19 @@ static void broken_decodes(void **state)
               sizeof decode_breakages / sizeof decode_breakages[0]);
 }
 
+static void broken_swiglu(void **state)
+{
+    (void)state;
+    of_swiglu = true;
+    break_all("linear_sm120a", "nib_sm120a_linear_128", 128, tile_swiglu_breakages,
+              sizeof tile_swiglu_breakages / sizeof tile_swiglu_breakages[0]);
+    break_all("decode_sm120a", "nib_sm120a_decode_16", 16, decode_swiglu_breakages,
+              sizeof decode_swiglu_breakages / sizeof decode_swiglu_breakages[0]);
+    for (int rows = 16; rows <= 128; rows *= 8)
+        must_be_caught("gate and up exchanged", rows, NULL, RIG_PARTS_SWAPPED);
+    of_swiglu = false;
+}
+
 /* Lanes hold the scales wherever a thread selector may look, as public descriptions disagree on what it means. */
 static const struct ptx_breakage harmless[] = {
     {"another lane's scales of weights", A_SELECTOR, -1, PTX_REPLACE, "{0, 1}, %r"},
@@ -161,7 +201,7 @@ static void broken_operands(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(broken_tiles), cmocka_unit_test(broken_decodes),
-                                       cmocka_unit_test(broken_operands),
+                                       cmocka_unit_test(broken_operands), cmocka_unit_test(broken_swiglu),
                                        cmocka_unit_test(thread_selectors_do_not_matter)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

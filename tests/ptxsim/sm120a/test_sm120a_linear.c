@@ -192,8 +192,14 @@ static void plans(void **state)
     p.n_experts = 0;
     p.n_parts = 3;
     refused("n_parts is 3", p);
-    assert_int_equal(nib_sm120a_units(17, 1), 4);
-    assert_int_equal(nib_sm120a_units(17, 2), 6);
+    p.n_parts = 2; /* two matrices of 4 units each, of which three and three hold rows */
+    p.n_rows = 3;
+    p.n_out = 17;
+    assert_true(nib_sm120a_linear_plan(&p, &args, &launch, error, sizeof error));
+    assert_int_equal(nib_sm120a_units(17), 4);
+    assert_int_equal(args.w_units, 4);
+    assert_int_equal(args.n_units, 6);
+    assert_int_equal(launch.grid, 3);
     assert_int_equal(nib_sm120a_tile_rows(48, 256), 8);
     assert_int_equal(nib_sm120a_tile_rows(4096 * 6, 256), 128);
 }

@@ -4,12 +4,12 @@
 #include "ptxsim/ptx_break.h"
 #include "ptxsim/sm120a/sm120a_rig.h"
 
-enum { EXPERTS = 3, TOP = 2 };
+enum { EXPERTS = 3, TOP = 2, LIMIT = 7 };
 
 struct problem {
     enum nib_sm120a_format format;
     int32_t                n_rows, n_out, n_in;
-    bool                   f32, hostile;
+    bool                   f32, hostile, swiglu; /* swiglu: gate and up */
     const int32_t         *count;  /* rows of each of 3 experts, through pairs; or NULL */
     struct px_config       config;
     struct px_module      *module; /* instead of what nvcc emitted */
@@ -18,11 +18,11 @@ struct problem {
 struct operands {
     uint8_t *x, *x_scales, *w, *w_scales; /* as stored; x_scales [rows][k_tiles] */
     int32_t *expert, *pair;               /* of each row of the product */
-    int64_t  w_bytes, s_bytes;            /* of one matrix */
-    int32_t  k_tiles, n_stack, n_sources;
+    int64_t  w_bytes, s_bytes;            /* of one matrix; those of gate come first */
+    int32_t  k_tiles, n_stack, n_parts, n_sources;
 };
 
-static const float alphas[EXPERTS] = {1e-3f, 2e-3f, 3e-3f};
+static const float alphas[2][EXPERTS] = {{1e-3f, 2e-3f, 3e-3f}, {2e-3f, 1e-3f, 4e-3f}};
 static uint64_t    seed = 5;
 
 /* ---- Values ---- */
@@ -71,15 +71,18 @@ static uint8_t *draw(int64_t n, uint32_t first, uint32_t span, bool no_nan)
 
 static struct operands make(const struct problem *p)
 {
-    struct operands o = {.k_tiles = (p->n_in + 127) / 128, .n_stack = p->count ? EXPERTS : 1, .n_sources = p->n_rows};
+    struct operands o = {.k_tiles = (p->n_in + 127) / 128,
+                         .n_stack = p->count ? EXPERTS : 1,
+                         .n_parts = p->swiglu ? 2 : 1,
+                         .n_sources = p->n_rows};
     bool            fp8 = p->format == NIB_SM120A_FP8;
     uint32_t        span = p->hostile ? 60 : 8;
     o.w_bytes = (int64_t)p->n_out * p->n_in / (fp8 ? 1 : 2);
     o.s_bytes = fp8 ? (int64_t)((p->n_out + 127) / 128) * o.k_tiles : (int64_t)p->n_out * p->n_in / 32;
     o.x = draw((int64_t)o.n_sources * p->n_in, 0, 256, true);
     o.x_scales = draw((int64_t)o.n_sources * o.k_tiles, 120 - span / 2, span, false);
-    o.w = draw(o.w_bytes * o.n_stack, 0, 256, fp8);
-    o.w_scales = draw(o.s_bytes * o.n_stack, 118 - span / 2, span, false);
+    o.w = draw(o.w_bytes * o.n_stack * o.n_parts, 0, 256, fp8);
+    o.w_scales = draw(o.s_bytes * o.n_stack * o.n_parts, 118 - span / 2, span, false);
     o.expert = calloc((size_t)p->n_rows, sizeof *o.expert);
     assert_non_null(o.expert);
     for (int32_t t = 2; p->hostile && t < o.n_sources; t += 5) { /* a row of NaN, one with a NaN code, one of zeros */
@@ -135,6 +138,32 @@ static int32_t make_groups(const struct problem *p, int32_t rows, struct nib_bla
     return n;
 }
 
+/* Matrices of one part, packed. */
+static bool pack(const struct problem *p, const struct operands *o, int part, struct px_machine *m, struct nib_sm120a_linear *q)
+{
+    int64_t  codes = nib_sm120a_mx_code_bytes(p->n_out, p->n_in, p->format),
+             scales = nib_sm120a_mx_scale_bytes(p->n_out, p->n_in);
+    uint8_t *packed = rig_alloc(m, (size_t)(codes * o->n_stack), NULL),
+            *packed_scales = rig_alloc(m, (size_t)(scales * o->n_stack), NULL);
+    bool     ran = true;
+    for (int32_t e = 0; e < o->n_stack && ran; e++) {
+        int64_t                     at = part * o->n_stack + e;
+        struct nib_sm120a_pack_args a = {
+            .stored = rig_alloc(m, (size_t)o->w_bytes, o->w + at * o->w_bytes),
+            .stored_scales = rig_alloc(m, (size_t)o->s_bytes, o->w_scales + at * o->s_bytes),
+            .codes = packed + e * codes,
+            .scales = packed_scales + e * scales,
+            .n_out = p->n_out,
+            .n_in = p->n_in};
+        struct nib_blackwell_launch l;
+        nib_sm120a_mx_pack_plan(&a, p->format, &l);
+        ran = launch(p, m, &l, &a);
+    }
+    q->w_codes[part] = packed;
+    q->w_scales[part] = packed_scales;
+    return ran;
+}
+
 /* The product by tiles of `rows` rows, to y [n_rows][n_out] as fp32; false with the reason in error. */
 static bool run(const struct problem *p, const struct operands *o, int32_t rows, float *y, char *error, size_t bytes)
 {
@@ -142,24 +171,8 @@ static bool run(const struct problem *p, const struct operands *o, int32_t rows,
     config.shared_most = 99 * 1024;
     struct px_machine *m = px_machine_new(&config);
     assert_non_null(m);
-    int64_t  codes = nib_sm120a_mx_code_bytes(p->n_out, p->n_in, p->format),
-             scales = nib_sm120a_mx_scale_bytes(p->n_out, p->n_in), stride = (p->n_in + 15) / 16 * 16, pitch = p->n_out + 3;
-    uint8_t *packed = rig_alloc(m, (size_t)(codes * o->n_stack), NULL),
-            *packed_scales = rig_alloc(m, (size_t)(scales * o->n_stack), NULL);
-    bool     ran = true;
-    for (int32_t e = 0; e < o->n_stack && ran; e++) {
-        struct nib_sm120a_pack_args a = {
-            .stored = {rig_alloc(m, (size_t)o->w_bytes, o->w + e * o->w_bytes), NULL},
-            .stored_scales = {rig_alloc(m, (size_t)o->s_bytes, o->w_scales + e * o->s_bytes), NULL},
-            .codes = packed + e * codes,
-            .scales = packed_scales + e * scales,
-            .n_out = p->n_out,
-            .n_in = p->n_in,
-            .n_parts = 1};
-        struct nib_blackwell_launch l;
-        nib_sm120a_mx_pack_plan(&a, p->format, &l);
-        ran = launch(p, m, &l, &a);
-    }
+    int64_t stride = (p->n_in + 15) / 16 * 16, pitch = p->n_out + 3;
+    bool    ran = true;
     uint8_t *x = rig_alloc(m, (size_t)(stride * o->n_sources), NULL);
     for (int32_t t = 0; t < o->n_sources; t++) {
         memcpy(x + t * stride, o->x + (int64_t)t * p->n_in, (size_t)p->n_in);
@@ -175,22 +188,24 @@ static bool run(const struct problem *p, const struct operands *o, int32_t rows,
         .x_scales = rig_alloc(m, (size_t)(o->n_sources * o->k_tiles), o->x_scales),
         .x_codes_stride = stride,
         .x_scales_stride = o->k_tiles,
-        .w_codes = packed,
-        .w_scales = packed_scales,
-        .n_parts = 1,
-        .alpha = {alphas[0], 0},
+        .n_parts = o->n_parts,
+        .alpha = {alphas[0][0], alphas[1][0]},
+        .limit = LIMIT,
         .y = rig_alloc(m, (size_t)(p->n_rows * pitch) * (p->f32 ? 4 : 2), NULL),
         .y_stride = pitch,
         .y_f32 = p->f32,
         .tile_rows = rows,
     };
+    for (int part = 0; part < o->n_parts; part++)
+        ran = ran && pack(p, o, part, m, &q);
     if (p->count) {
         q.n_experts = EXPERTS;
         q.groups = rig_alloc(m, (size_t)n_groups * sizeof *groups, groups);
         q.n_groups = rig_alloc(m, 4, &n_groups);
         q.pair = rig_alloc(m, (size_t)p->n_rows * 4, o->pair);
         q.top_k = TOP;
-        q.alphas = rig_alloc(m, sizeof alphas, alphas);
+        for (int part = 0; part < o->n_parts; part++)
+            q.alphas[part] = rig_alloc(m, sizeof alphas[part], alphas[part]);
     }
     struct nib_sm120a_linear_args a;
     struct nib_blackwell_launch   l;
@@ -213,22 +228,39 @@ static bool run(const struct problem *p, const struct operands *o, int32_t rows,
     return ran;
 }
 
-/* Sums of n_in / 32 instructions and eight slices in fp32, alpha and the result's rounding. */
+/* What one result must be: sums of n_in / 32 instructions and eight slices in fp32, alpha. */
+static double want_of(const struct problem *p, const struct operands *o, int32_t t, int32_t n, double *bound)
+{
+    double v[2] = {0, 0}, b[2] = {0, 0};
+    for (int part = 0; part < o->n_parts; part++) {
+        double sum = 0, mag = 0, alpha = (double)alphas[part][o->expert[t]];
+        for (int32_t k = 0; k < p->n_in; k++) {
+            double term = x_value(p, o, t, k) * w_value(p, o, part * o->n_stack + o->expert[t], n, k);
+            sum += term;
+            mag += fabs(term);
+        }
+        v[part] = sum * alpha;
+        b[part] = (p->n_in / 32 + 12) * 0x1p-24 * mag * alpha;
+    }
+    *bound = b[0];
+    if (!p->swiglu || isnan(v[0]))
+        return v[0];
+    double g = fmin(v[0], LIMIT), u = fmax(fmin(v[1], LIMIT), -LIMIT), silu = g / (1 + exp(-g)), want = silu * u;
+    /* The slope of silu is below 1.1; exp, 1 +, the quotient and the product are 8 ulp of fp32; what exp overflows to Inf
+     * for is below 2^-120 |g|. */
+    *bound = 1.1 * b[0] * (fabs(u) + b[1]) + fabs(silu) * b[1] + 8 * 0x1p-23 * fabs(want) + 0x1p-120 * fabs(g * u);
+    return want;
+}
+
 static bool right(const struct problem *p, const struct operands *o, const float *y, char *text, size_t bytes)
 {
     for (int32_t t = 0; t < p->n_rows; t++)
         for (int32_t n = 0; n < p->n_out; n++) {
-            double sum = 0, mag = 0, alpha = (double)alphas[o->expert[t]], got = (double)y[(int64_t)t * p->n_out + n];
-            for (int32_t k = 0; k < p->n_in; k++) {
-                double v = x_value(p, o, t, k) * w_value(p, o, o->expert[t], n, k);
-                sum += v;
-                mag += fabs(v);
-            }
-            double bound = (p->n_in / 32 + 12) * 0x1p-24 * mag * alpha + (p->f32 ? 0 : 0x1p-8 * fabs(sum * alpha)) + 0x1p-140;
-            if (isnan(sum) ? isnan(got) : fabs(got - sum * alpha) <= bound)
+            double bound, want = want_of(p, o, t, n, &bound), got = (double)y[(int64_t)t * p->n_out + n];
+            bound += (p->f32 ? 0 : 0x1p-8 * fabs(want)) + 0x1p-133;
+            if (isnan(want) ? isnan(got) : fabs(got - want) <= bound)
                 continue;
-            (void)snprintf(text, bytes, "row %d, output %d is %.9g, wanted %.9g +- %.3g", (int)t, (int)n, got,
-                           sum * alpha, bound);
+            (void)snprintf(text, bytes, "row %d, output %d is %.9g, wanted %.9g +- %.3g", (int)t, (int)n, got, want, bound);
             return false;
         }
     return true;
@@ -284,12 +316,38 @@ static void experts(void **state)
                                 .config = {.seed = 3}});
 }
 
+/* Gate and up in one product: outputs that end inside a pair of units, of a matrix and of experts. */
+static void swiglu(void **state)
+{
+    (void)state;
+    static const int32_t count[EXPERTS] = {9, 0, 12};
+    for (int f = 0; f < 2; f++) {
+        check(&(struct problem){.format = formats[f],
+                                .n_rows = 19,
+                                .n_out = f ? 68 : 20,
+                                .n_in = 1312,
+                                .swiglu = true,
+                                .hostile = true,
+                                .f32 = f == 0,
+                                .config = {.seed = 5}});
+        check(&(struct problem){.format = formats[f],
+                                .n_rows = 21,
+                                .n_out = 40,
+                                .n_in = 416,
+                                .swiglu = true,
+                                .f32 = true,
+                                .count = count,
+                                .config = {.seed = 6}});
+    }
+}
+
 static void schedules(void **state)
 {
     (void)state;
     static const int32_t count[EXPERTS] = {70, 3, 9};
-    for (uint64_t s = 0; s < 8; s++)
+    for (uint64_t s = 0; s < 12; s++)
         check(&(struct problem){.format = formats[s % 2],
+                                .swiglu = s >= 8,
                                 .n_rows = s % 4 < 2 ? 82 : 67,
                                 .n_out = 200,
                                 .n_in = 1184,
@@ -315,12 +373,23 @@ static const struct ptx_breakage tile_breakages[] = {
 static const struct ptx_breakage decode_breakages[] = {
     {"sums read before they are there", "bar.sync", 0, PTX_DELETE, NULL},
     {"FP8 taken for FP4", "f32.e4m3.e4m3", 2, PTX_REPLACE, "f32.e2m1.e4m3"},
-    {"a slice not summed", "add.rn.f32", 3, PTX_LAST, "0f00000000"},
+    {"a slice not summed", "add.rn.f32", 6, PTX_LAST, "0f00000000"}, /* gate's and up's take turns */
     {"no wait for the kernel before", "griddepcontrol.wait", 0, PTX_DELETE, NULL},
 };
 
-static void break_all(const char *entry, enum nib_sm120a_format format, int32_t rows, const struct ptx_breakage *list,
-                      size_t n)
+/* Of gate and up in one product. */
+static const struct ptx_breakage swiglu_breakages[] = {
+    {"up's alpha is gate's", "+132];", 0, PTX_REPLACE, "+128];"},
+    {"gate clamped from below", "setp.lt.f32", -1, PTX_REPLACE, "setp.gt.f32"},
+    {"another exponential", "ex2.approx", -1, PTX_LAST, "0f00000000"},
+    /* Of the streaming kernels alone: */
+    {"up's codes from gate's matrix", "+48];", 0, PTX_REPLACE, "+40];"},
+    {"a slice of up not summed", "add.rn.f32", 7, PTX_LAST, "0f00000000"},
+};
+enum { SWIGLU_OF_TILES = 3 };
+
+static void break_all(const char *entry, enum nib_sm120a_format format, int32_t rows, bool swiglu_too,
+                      const struct ptx_breakage *list, size_t n)
 {
     (void)rig_module("mx_sm120a"); /* skips where there is no PTX */
     char  error[512], found[1300] = "";
@@ -340,6 +409,7 @@ static void break_all(const char *entry, enum nib_sm120a_format format, int32_t 
                                  .n_out = 40,
                                  .n_in = 1568, /* the last stage is one that finished sums take the place of */
                                  .f32 = true,
+                                 .swiglu = swiglu_too,
                                  .config = {.seed = s, .max_steps = 20000000},
                                  .module = module};
             struct operands o = make(&p);
@@ -361,15 +431,18 @@ static void break_all(const char *entry, enum nib_sm120a_format format, int32_t 
 static void broken(void **state)
 {
     (void)state;
-    break_all("nib_sm120a_mxfp4_64", NIB_SM120A_MXFP4, NIB_SM120A_MX_ROWS, tile_breakages,
+    break_all("nib_sm120a_mxfp4_64", NIB_SM120A_MXFP4, NIB_SM120A_MX_ROWS, false, tile_breakages,
               sizeof tile_breakages / sizeof tile_breakages[0]);
-    break_all("nib_sm120a_fp8_16", NIB_SM120A_FP8, 16, decode_breakages,
+    break_all("nib_sm120a_fp8_16", NIB_SM120A_FP8, 16, false, decode_breakages,
               sizeof decode_breakages / sizeof decode_breakages[0]);
+    break_all("nib_sm120a_mxfp4_64", NIB_SM120A_MXFP4, NIB_SM120A_MX_ROWS, true, swiglu_breakages, SWIGLU_OF_TILES);
+    break_all("nib_sm120a_fp8_16", NIB_SM120A_FP8, 16, true, swiglu_breakages,
+              sizeof swiglu_breakages / sizeof swiglu_breakages[0]);
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(ragged), cmocka_unit_test(experts)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(ragged), cmocka_unit_test(experts), cmocka_unit_test(swiglu)};
     const struct CMUnitTest more[] = {cmocka_unit_test(schedules)};
     const struct CMUnitTest wrong[] = {cmocka_unit_test(broken)};
     if (argc > 1 && strcmp(argv[1], "long") == 0)

@@ -172,7 +172,7 @@ enum { TOKENS = 11, TOP_K = 3, PAIRS = TOKENS * TOP_K, EXPERTS = 7, DIM = 96, IN
 struct expert_weights {
     uint8_t *codes, *scales; /* [expert][part][n_out] stored rows */
     int32_t  n_out, n_in, n_parts;
-    uint8_t *packed, *packed_scales;
+    uint8_t *packed[2], *packed_scales[2];
 };
 
 static float value_of(const uint8_t *codes, const uint8_t *scales, int64_t row, int64_t k, int64_t n_in)
@@ -187,7 +187,7 @@ static struct expert_weights make_weights(struct px_machine *m, int32_t n_out, i
 {
     struct expert_weights w = {.n_out = n_out, .n_in = n_in, .n_parts = n_parts};
     size_t                rows = (size_t)EXPERTS * (size_t)n_parts * (size_t)n_out, half = (size_t)n_in / 2;
-    size_t                codes = (size_t)nib_sm120a_code_bytes(n_out, n_in, n_parts), scales = codes / 8;
+    size_t                codes = (size_t)nib_sm120a_code_bytes(n_out, n_in), scales = codes / 8;
     w.codes = room(rows * half);
     w.scales = room(rows * half / 8);
     for (size_t i = 0; i < rows * half; i++)
@@ -195,21 +195,21 @@ static struct expert_weights make_weights(struct px_machine *m, int32_t n_out, i
     for (size_t i = 0; i < rows * half / 8; i++)
         w.scales[i] = (uint8_t)(0x28 + rig_next(&seed) % 0x20);
     uint8_t *stored = rig_alloc(m, rows * half, w.codes), *stored_scales = rig_alloc(m, rows * half / 8, w.scales);
-    w.packed = rig_alloc(m, codes * EXPERTS, NULL);
-    w.packed_scales = rig_alloc(m, scales * EXPERTS, NULL);
-    for (int32_t e = 0; e < EXPERTS; e++) {
-        struct nib_blackwell_launch    l;
-        struct nib_sm120a_pack_args a = {.codes = w.packed + (size_t)e * codes,
-                                         .scales = w.packed_scales + (size_t)e * scales,
-                                         .n_out = n_out,
-                                         .n_in = n_in,
-                                         .n_parts = n_parts};
-        for (int32_t p = 0; p < n_parts; p++) {
-            a.stored[p] = stored + (size_t)((e * n_parts + p) * n_out) * half;
-            a.stored_scales[p] = stored_scales + (size_t)((e * n_parts + p) * n_out) * half / 8;
+    for (int32_t p = 0; p < n_parts; p++) {
+        w.packed[p] = rig_alloc(m, codes * EXPERTS, NULL);
+        w.packed_scales[p] = rig_alloc(m, scales * EXPERTS, NULL);
+        for (int32_t e = 0; e < EXPERTS; e++) {
+            size_t                      row = (size_t)((e * n_parts + p) * n_out);
+            struct nib_blackwell_launch l;
+            struct nib_sm120a_pack_args a = {.stored = stored + row * half,
+                                             .stored_scales = stored_scales + row * half / 8,
+                                             .codes = w.packed[p] + (size_t)e * codes,
+                                             .scales = w.packed_scales[p] + (size_t)e * scales,
+                                             .n_out = n_out,
+                                             .n_in = n_in};
+            nib_sm120a_pack_plan(&a, &l);
+            rig_launch(m, "pack_sm120a", &l, &a);
         }
-        nib_sm120a_pack_plan(&a, &l);
-        rig_launch(m, "pack_sm120a", &l, &a);
     }
     return w;
 }
@@ -242,7 +242,8 @@ static void multiply(struct px_machine *m, struct nib_sm120a_linear *p, const st
     p->n_out = w->n_out, p->n_in = w->n_in, p->n_parts = w->n_parts;
     p->x_codes = q->codes, p->x_scales = q->scales, p->row_scale = q->row_scale;
     p->x_codes_stride = q->codes_stride, p->x_scales_stride = q->scales_stride;
-    p->w_codes = w->packed, p->w_scales = w->packed_scales;
+    for (int32_t part = 0; part < w->n_parts; part++)
+        p->w_codes[part] = w->packed[part], p->w_scales[part] = w->packed_scales[part];
     p->y = rig_alloc(m, (size_t)PAIRS * (size_t)w->n_out * 4, NULL);
     p->y_stride = w->n_out;
     p->y_f32 = true;

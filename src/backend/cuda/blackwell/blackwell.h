@@ -49,7 +49,7 @@ struct nib_blackwell_norm_args {
 };
 
 /* swiglu: y = silu(min(gate, limit)) * clamp(up, +-limit), without clamps if limit is 0, for gate and up that were
- * multiplied apart. Blocks and shared memory as norm's. */
+ * multiplied apart; up NULL (sm_120a only): gate is y already. Blocks and shared memory as norm's. */
 struct nib_blackwell_swiglu_args {
     const void               *gate, *up; /* [n_rows][stride] */
     const float              *weight;    /* y of row b is multiplied by weight[pair[b]]; NULL: it is not */
@@ -61,7 +61,7 @@ struct nib_blackwell_swiglu_args {
     int32_t                   f32;
 };
 
-/* swiglu_act: the same to rows of any format, as struct nib_act has them. A plain part may be where gate is. */
+/* swiglu_act: the same to rows of any format, as struct nib_act has them. A plain part may be where gate is, as it is. */
 struct nib_blackwell_swiglu_act_args {
     const float   *gate, *up; /* [n_rows][y.cols] */
     const float   *weight;    /* as above */

@@ -303,6 +303,13 @@ static enum nib_status inner_act(struct nib_stream *s, const struct nib_moe_args
     return f->take_inner(s, &h.y, out);
 }
 
+/* Whether one product makes SwiGLU of both. */
+static bool in_one(const struct nib_stream *s, const struct nib_weight *w1, const struct nib_weight *w3)
+{
+    return takes(s, w1) && takes(s, w3) && s->blackwell.family->multiply_swiglu && w1->type == w3->type &&
+           w1->act == w3->act && w1->n_out == w3->n_out;
+}
+
 /* Both first products and SwiGLU of the rows of x: the inner rows. */
 static enum nib_status first_products(struct nib_stream *s, const struct nib_moe_args *a,
                                       const struct nib_blackwell_x *x, const struct nib_blackwell_experts *e,
@@ -312,9 +319,14 @@ static enum nib_status first_products(struct nib_stream *s, const struct nib_moe
     int32_t                            inner = a->w1->n_out;
     /* gate and up lie where the kernels of any/ keep hidden rows and their three bf16 parts. */
     struct nib_mat gate = {s->moe.hidden, NIB_DTYPE_F32, x->rows, inner, inner}, up = gate;
-    up.data = s->moe.parts;
-    NIB_TRY(f->multiply(s, x, nib_cuda_matrix_of(a->w1), &gate, e));
-    NIB_TRY(f->multiply(s, x, nib_cuda_matrix_of(a->w3), &up, e));
+    up.data = NULL;
+    if (in_one(s, a->w1, a->w3)) {
+        NIB_TRY(f->multiply_swiglu(s, x, nib_cuda_matrix_of(a->w1), nib_cuda_matrix_of(a->w3), a->limit, &gate, e));
+    } else {
+        up.data = s->moe.parts;
+        NIB_TRY(f->multiply(s, x, nib_cuda_matrix_of(a->w1), &gate, e));
+        NIB_TRY(f->multiply(s, x, nib_cuda_matrix_of(a->w3), &up, e));
+    }
     return a->w2->act == NIB_ACT_NVFP4 ? inner_nvfp4(s, a, gate.data, up.data, x->rows, out)
                                        : inner_act(s, a, gate.data, up.data, x->rows, out);
 }
@@ -332,7 +344,15 @@ static enum nib_status shared(struct nib_stream *s, const struct nib_moe_args *a
     enum nib_act_format    format = a->sw2->act;
     struct nib_blackwell_swiglu_act_args h = {
         .gate = gate, .up = up, .limit = a->limit, .y = {.format = format, .rows = n, .cols = inner}};
-    NIB_TRY(nib_cuda_blackwell_linear(s, &first));
+    if (in_one(s, a->sw1, a->sw3)) {
+        struct nib_blackwell_x rows;
+        NIB_TRY(t->family->take_rows(s, x, &rows));
+        NIB_TRY(t->family->multiply_swiglu(s, &rows, nib_cuda_matrix_of(a->sw1), nib_cuda_matrix_of(a->sw3), a->limit,
+                                           &gate_rows, NULL));
+        h.up = NULL;
+    } else {
+        NIB_TRY(nib_cuda_blackwell_linear(s, &first));
+    }
     if (format == NIB_ACT_PLAIN) {
         h.y.plain = gate_rows;
     } else {

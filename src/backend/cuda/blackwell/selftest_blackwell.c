@@ -80,6 +80,37 @@ static enum nib_status test_linear(struct nib_selftest *t, struct nib_selftest_m
     return status;
 }
 
+/* The same kernel's SwiGLU of two products, where it has one. */
+static enum nib_status test_swiglu(struct nib_selftest *t, struct nib_selftest_matrix *w1, struct nib_selftest_matrix *w3,
+                                   const struct nib_blackwell_product *p)
+{
+    const float limit = 2;
+    int32_t     n = p->n_rows;
+    size_t      bytes = (size_t)n * OUT * sizeof(float);
+    float      *x = malloc((size_t)n * IN * sizeof *x), *y = NULL;
+    if (!x) {
+        t->e = cudaErrorMemoryAllocation;
+        return NIB_OK;
+    }
+    nib_selftest_make_matrix(t, w1, p->type, 1, OUT, IN);
+    nib_selftest_make_matrix(t, w3, p->type, 1, OUT, IN);
+    struct nib_act         rows = nib_selftest_make_rows(t, n, IN, x);
+    struct nib_mat         out = {nib_selftest_take(t, bytes), NIB_DTYPE_F32, n, OUT, OUT};
+    struct nib_blackwell_x taken;
+    enum nib_status        status = t->e == cudaSuccess ? t->family->take_rows(&t->s, &rows, &taken) : NIB_OK;
+    if (status == NIB_OK && t->e == cudaSuccess)
+        status = t->family->multiply_swiglu(&t->s, &taken, &w1->w.m, &w3->w.m, limit, &out, NULL);
+    if (status == NIB_OK)
+        y = nib_selftest_get(t, out.data, bytes);
+    for (int32_t row = 0; row < n && status == NIB_OK && t->e == cudaSuccess; row++)
+        nib_selftest_hold_swiglu(t, p->kernel, row, x + row * IN, w1, w3, 0, (double)limit, y + row * OUT);
+    free(w3->value);
+    w3->value = NULL;
+    free(x);
+    free(y);
+    return status;
+}
+
 /* ---- All of them ---- */
 
 static void make_scratch(struct nib_selftest *t)
@@ -121,6 +152,11 @@ static enum nib_status run_tests(struct nib_selftest *t, struct nib_selftest_mat
         if (p->act != t->format)
             continue;
         NIB_TRY(test_linear(t, linear, p));
+        free(linear->value);
+        linear->value = NULL;
+        if (!t->family->multiply_swiglu)
+            continue;
+        NIB_TRY(test_swiglu(t, linear, &experts->w3, p));
         free(linear->value);
         linear->value = NULL;
     }

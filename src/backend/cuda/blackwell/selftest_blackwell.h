@@ -65,6 +65,10 @@ struct nib_act nib_selftest_make_rows(struct nib_selftest *t, int32_t n, int32_t
 /* One row of results against x, n_in values whose row scale may be NaN, times one matrix. */
 void nib_selftest_hold_product(struct nib_selftest *t, const char *kernel, int32_t row, const float *x,
                                const struct nib_selftest_matrix *m, int32_t stack, const float *y);
+/* A row of SwiGLU of both products of x, as a kernel that keeps the products to itself leaves it. limit 0: no clamps. */
+void nib_selftest_hold_swiglu(struct nib_selftest *t, const char *kernel, int32_t row, const float *x,
+                              const struct nib_selftest_matrix *w1, const struct nib_selftest_matrix *w3, int32_t stack,
+                              double limit, const float *h);
 /* steps: how far NVFP4's scales and codes may lie from the processor's, where what is encoded was not read back: 0, or
  * 1. */
 void nib_selftest_hold_codes(struct nib_selftest *t, const char *kernel, int32_t row, const float *x, int32_t n,

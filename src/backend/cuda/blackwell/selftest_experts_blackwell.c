@@ -10,29 +10,6 @@ static float swiglu(float g, float u)
     return (float)((double)g / (1 + exp(-(double)g))) * u;
 }
 
-/* A row of SwiGLU of both products of x, as a kernel that keeps the products to itself leaves it. */
-static void hold_swiglu(struct nib_selftest *t, int32_t row, const float *x, const struct nib_selftest_matrix *w1,
-                        const struct nib_selftest_matrix *w3, int32_t stack, const float *h)
-{
-    const struct nib_selftest_matrix *w[2] = {w1, w3};
-    for (int32_t o = 0; o < INNER; o++) {
-        double sum[2] = {0, 0}, size[2] = {0, 0};
-        for (int p = 0; p < 2; p++)
-            for (int32_t k = 0; k < DIM; k++) {
-                int64_t at = ((int64_t)stack * INNER + o) * DIM + k;
-                double  v = (double)x[k] * (double)w[p]->value[at] * (double)w[p]->alpha[stack];
-                sum[p] += v;
-                size[p] += fabs(v);
-            }
-        double silu = sum[0] / (1 + exp(-sum[0])), want = silu * sum[1];
-        /* silu's slope is at most 1.1. */
-        double bound = 0x1p-20 * (1.1 * size[0] * (fabs(sum[1]) + size[1] * 0x1p-20) + fabs(silu) * size[1] +
-                                  4 * fabs(want));
-        if (isnan(want) ? !isnan(h[o]) : !(fabs((double)h[o] - want) <= bound))
-            nib_selftest_differ(t, "experts' SwiGLU", row, o, (double)h[o], want);
-    }
-}
-
 /* Codes of one row of inner values, exact if x was read back, and their product with the second matrix. */
 static void hold_inner(struct nib_selftest *t, const char *kernel, int32_t row, const float *x, int32_t steps,
                        const uint8_t *codes, const uint8_t *scales, float g, const struct nib_selftest_matrix *w2,
@@ -50,7 +27,8 @@ struct links {
     float   *gate, *up, *g, *shared_g, *z;
     uint8_t *codes, *scales, *shared_codes, *shared_scales;
     int64_t  scales_bytes;
-    bool     fused, atoms, repeated; /* scales in the tensor core's layout; four bytes for one of FP8 */
+    bool     fused, in_one;   /* by two kernels; by a product that makes SwiGLU of both */
+    bool     atoms, repeated; /* scales in the tensor core's layout; four bytes for one of FP8 */
 };
 
 static void hold_routed(struct nib_selftest *t, const struct nib_selftest_experts *m, const struct links *l, int32_t p,
@@ -64,8 +42,8 @@ static void hold_routed(struct nib_selftest *t, const struct nib_selftest_expert
         nib_selftest_differ(t, "groups", p, 0, row, PAIRS - 1);
         return;
     }
-    if (l->fused) {
-        hold_swiglu(t, row, x, &m->w1, &m->w3, e, l->gate + row * INNER);
+    if (l->in_one) {
+        nib_selftest_hold_swiglu(t, "experts' SwiGLU", row, x, &m->w1, &m->w3, e, 0, l->gate + row * INNER);
         memcpy(h, l->gate + row * INNER, sizeof h);
     } else {
         nib_selftest_hold_product(t, "product of experts", row, x, &m->w1, e, l->gate + row * INNER);
@@ -85,7 +63,7 @@ static void hold_routed(struct nib_selftest *t, const struct nib_selftest_expert
         }
         scales[b] = l->scales[at];
     }
-    hold_inner(t, l->fused ? "experts' rows" : "swiglu", row, h, !l->fused, l->codes + row * stride, scales, l->g[row],
+    hold_inner(t, l->fused ? "experts' rows" : "swiglu", row, h, !l->in_one, l->codes + row * stride, scales, l->g[row],
                &m->w2, e, l->z + row * DIM);
 }
 
@@ -99,7 +77,8 @@ static void hold_experts(struct nib_selftest *t, const struct nib_selftest_exper
     int32_t      pairs = n * TOP;
     bool         fused = t->family->experts_in && m->w1.w.head.type == m->w2.w.head.type;
     bool         atoms = t->family->scale_offset && (fused || t->format == NIB_ACT_NVFP4);
-    struct links l = {.fused = fused, .atoms = atoms, .repeated = atoms && t->format == NIB_ACT_FP8};
+    bool         one = t->family->multiply_swiglu != NULL; /* w1 and w3 are of one type, sw1 and sw3 too */
+    struct links l = {.fused = fused, .in_one = fused || one, .atoms = atoms, .repeated = atoms && t->format == NIB_ACT_FP8};
     l.scales_bytes = atoms ? q->inner_atoms_bytes : PAIRS * s_stride;
     l.place = nib_selftest_get(t, r->place, PAIRS * 4);
     l.scale_row = atoms ? nib_selftest_get(t, q->scale_row, PAIRS * 4) : NULL;
@@ -118,11 +97,16 @@ static void hold_experts(struct nib_selftest *t, const struct nib_selftest_exper
         const float *gate = l.gate + (pairs + i) * INNER, *up = l.up + (pairs + i) * INNER,
                     *z = l.z + (pairs + i) * DIM;
         float        h[INNER];
-        nib_selftest_hold_product(t, "product of the shared expert", i, x + i * DIM, &m->sw1, 0, gate);
-        nib_selftest_hold_product(t, "product of the shared expert", i, x + i * DIM, &m->sw3, 0, up);
-        for (int32_t k = 0; k < INNER; k++)
-            h[k] = swiglu(gate[k], up[k]);
-        hold_inner(t, "swiglu_act", i, h, 1, l.shared_codes + i * stride, l.shared_scales + i * s_stride, l.shared_g[i],
+        if (one) {
+            nib_selftest_hold_swiglu(t, "SwiGLU of the shared expert", i, x + i * DIM, &m->sw1, &m->sw3, 0, 0, gate);
+            memcpy(h, gate, sizeof h);
+        } else {
+            nib_selftest_hold_product(t, "product of the shared expert", i, x + i * DIM, &m->sw1, 0, gate);
+            nib_selftest_hold_product(t, "product of the shared expert", i, x + i * DIM, &m->sw3, 0, up);
+            for (int32_t k = 0; k < INNER; k++)
+                h[k] = swiglu(gate[k], up[k]);
+        }
+        hold_inner(t, "swiglu_act", i, h, !one, l.shared_codes + i * stride, l.shared_scales + i * s_stride, l.shared_g[i],
                    &m->sw2, 0, z);
         int32_t first = chosen[i * TOP] > chosen[i * TOP + 1];
         for (int32_t k = 0; k < DIM; k++) {

@@ -183,6 +183,34 @@ void nib_selftest_hold_product(struct nib_selftest *t, const char *kernel, int32
     }
 }
 
+void nib_selftest_hold_swiglu(struct nib_selftest *t, const char *kernel, int32_t row, const float *x,
+                              const struct nib_selftest_matrix *w1, const struct nib_selftest_matrix *w3, int32_t stack,
+                              double limit, const float *h)
+{
+    const struct nib_selftest_matrix *w[2] = {w1, w3};
+    int32_t                           n_out = w1->w.m.n_out, n_in = w1->w.m.n_in;
+    for (int32_t o = 0; o < n_out; o++) {
+        double sum[2] = {0, 0}, size[2] = {0, 0};
+        for (int p = 0; p < 2; p++)
+            for (int32_t k = 0; k < n_in; k++) {
+                int64_t at = ((int64_t)stack * n_out + o) * n_in + k;
+                double  v = (double)x[k] * (double)w[p]->value[at] * (double)w[p]->alpha[stack];
+                sum[p] += v;
+                size[p] += fabs(v);
+            }
+        if (limit > 0 && !isnan(sum[0]) && !isnan(sum[1])) {
+            sum[0] = fmin(sum[0], limit);
+            sum[1] = fmax(fmin(sum[1], limit), -limit);
+        }
+        double silu = sum[0] / (1 + exp(-sum[0])), want = silu * sum[1];
+        /* silu's slope is at most 1.1, a clamp's at most 1. */
+        double bound = 0x1p-20 * (1.1 * size[0] * (fabs(sum[1]) + size[1] * 0x1p-20) + fabs(silu) * size[1] +
+                                  4 * fabs(want));
+        if (isnan(want) ? !isnan(h[o]) : !(fabs((double)h[o] - want) <= bound))
+            nib_selftest_differ(t, kernel, row, o, (double)h[o], want);
+    }
+}
+
 /* A code without its sign bit on its scale: neighbours differ by 1. */
 static int32_t rung(uint32_t code, uint32_t sign)
 {

@@ -77,6 +77,12 @@ struct nib_blackwell_family {
     enum nib_status (*multiply)(struct nib_stream *s, const struct nib_blackwell_x *x, const struct nib_cuda_matrix *w,
                                 const struct nib_mat *y, const struct nib_blackwell_experts *e);
 
+    /* y = silu(min(g, limit)) * clamp(u, +-limit) of g = x w1^T and u = x w3^T, without clamps if limit is 0, for weights
+     * of one shape and type; NULL: two of the above and a kernel for SwiGLU. */
+    enum nib_status (*multiply_swiglu)(struct nib_stream *s, const struct nib_blackwell_x *x,
+                                       const struct nib_cuda_matrix *w1, const struct nib_cuda_matrix *w3, float limit,
+                                       const struct nib_mat *y, const struct nib_blackwell_experts *e);
+
     /* nib_cuda_blackwell_plain() for weights of whole ops (`use`) that `packs` took; NULL: none. */
     enum nib_status (*plain)(struct nib_stream *s, const struct nib_mat *x, int32_t n_groups,
                              const struct nib_cuda_matrix *w, const struct nib_mat *y, bool *taken);

@@ -29,10 +29,14 @@ NIB_DEVICE void start_loads(struct sources<NT> *p, const struct nib_sm120a_linea
                             int lane)
 {
     int     g = lane / 4, l = lane % 4;
-    int64_t unit = (int64_t)t.expert * a.n_units + t.unit, k = a.n_k_tiles;
-    p->w[0] = a.w_codes + unit * k * kUnit + lane * 16;
-    p->w[1] = p->w[0] + k * kUnit;
-    p->w_scales = a.w_scales + (unit + l % 2) * k * kUnitScales + g * kRowScales;
+    int64_t k = a.n_k_tiles;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        struct nib_unit u = nib_unit_of(a, t, i);
+        p->w[i] = a.w_codes[u.part] + u.at * k * kUnit + lane * 16;
+    }
+    struct nib_unit u = nib_unit_of(a, t, l % 2);
+    p->w_scales = a.w_scales[u.part] + u.at * k * kUnitScales + g * kRowScales;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         int     row = n * 8 + g;

@@ -42,9 +42,9 @@ static bool packs(const struct nib_weight_desc *d, size_t *codes, size_t *scales
     /* Rows of x are copied by 16 bytes, and those of NVFP4 end in whole pairs of scales. */
     if ((!nvfp4 && !mx) || d->n_in % 32 != 0)
         return false;
-    *codes = (size_t)(nvfp4 ? nib_sm120a_code_bytes(d->n_out, d->n_in, 1)
+    *codes = (size_t)(nvfp4 ? nib_sm120a_code_bytes(d->n_out, d->n_in)
                             : nib_sm120a_mx_code_bytes(d->n_out, d->n_in, format_of((int32_t)d->type)));
-    *scales = (size_t)(nvfp4 ? nib_sm120a_scale_bytes(d->n_out, d->n_in, 1)
+    *scales = (size_t)(nvfp4 ? nib_sm120a_scale_bytes(d->n_out, d->n_in)
                              : nib_sm120a_mx_scale_bytes(d->n_out, d->n_in));
     return true;
 }
@@ -56,13 +56,12 @@ static cudaError_t pack(cudaStream_t stream, const struct nib_cuda_matrix *m, in
                                              [NIB_SM120A_FP8] = (const void *)nib_sm120a_pack_fp8,
                                              [NIB_SM120A_MXFP4] = (const void *)nib_sm120a_pack_mxfp4};
     enum nib_sm120a_format      format = format_of(m->type);
-    struct nib_sm120a_pack_args a = {.stored = {codes, NULL},
-                                     .stored_scales = {scales, NULL},
+    struct nib_sm120a_pack_args a = {.stored = codes,
+                                     .stored_scales = scales,
                                      .codes = (uint8_t *)(uintptr_t)m->codes + i * m->codes_stride,
                                      .scales = (uint8_t *)(uintptr_t)m->scales + i * m->scales_stride,
                                      .n_out = m->n_out,
-                                     .n_in = m->n_in,
-                                     .n_parts = 1};
+                                     .n_in = m->n_in};
     struct nib_blackwell_launch l;
     void                       *args[] = {&a};
     if (format == NIB_SM120A_NVFP4)
@@ -139,8 +138,10 @@ static const void *kernel_of(enum nib_sm120a_format format, int32_t rows)
     return rows == 32 ? (const void *)nib_sm120a_linear_32 : kernels[format][rows == 8 ? 0 : rows == 16 ? 1 : 2];
 }
 
-static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell_x *x, const struct nib_cuda_matrix *w,
-                                const struct nib_mat *y, const struct nib_blackwell_experts *e)
+/* up: of the same shape and type, for SwiGLU of both products; or NULL. */
+static enum nib_status product(struct nib_stream *s, const struct nib_blackwell_x *x, const struct nib_cuda_matrix *w,
+                               const struct nib_cuda_matrix *up, float limit, const struct nib_mat *y,
+                               const struct nib_blackwell_experts *e)
 {
     struct nib_sm120a_linear p = {.n_rows = x->rows,
                                   .n_out = w->n_out,
@@ -150,10 +151,11 @@ static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell
                                   .x_codes_stride = x->codes_stride,
                                   .x_scales_stride = x->scales_stride,
                                   .row_scale = x->row_scale,
-                                  .w_codes = w->codes,
-                                  .w_scales = w->scales,
-                                  .n_parts = 1,
-                                  .alpha = {w->alpha0, 0},
+                                  .w_codes = {w->codes, up ? up->codes : NULL},
+                                  .w_scales = {w->scales, up ? up->scales : NULL},
+                                  .n_parts = up ? 2 : 1,
+                                  .alpha = {w->alpha0, up ? up->alpha0 : 0},
+                                  .limit = limit,
                                   .y = y->data,
                                   .y_stride = y->stride,
                                   .y_f32 = y->dtype == NIB_DTYPE_F32,
@@ -168,7 +170,8 @@ static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell
         p.n_experts = e->n_experts;
         p.groups = e->groups;
         p.n_groups = e->n_groups;
-        p.alphas = w->alpha;
+        p.alphas[0] = w->alpha;
+        p.alphas[1] = up ? up->alpha : NULL;
     }
     p.tile_rows = e       ? e->tile_rows
                   : nvfp4 ? nib_sm120a_tile_rows(x->rows, 0)
@@ -179,6 +182,12 @@ static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell
         return nib_error_set(&s->error, NIB_E_DEVICE, "cuda: %s", why);
     return nib_blackwell_launch(s, kernel_of(format, p.tile_rows), (dim3){l.grid, 1, 1}, l.block, l.cluster,
                                 l.shared_bytes, &args, "a product of quantised rows");
+}
+
+static enum nib_status multiply(struct nib_stream *s, const struct nib_blackwell_x *x, const struct nib_cuda_matrix *w,
+                                const struct nib_mat *y, const struct nib_blackwell_experts *e)
+{
+    return product(s, x, w, NULL, 0, y, e);
 }
 
 /* ---- The indexer ---- */
@@ -240,6 +249,7 @@ const struct nib_blackwell_family nib_blackwell_sm120a = {
     .take_inner = take_rows, /* experts' rows are in this order */
     .tiles_of = tiles_of,
     .multiply = multiply,
+    .multiply_swiglu = product,
     .products = products,
     .selftest = nib_sm120a_selftest,
     .ops_needed = true,

@@ -65,15 +65,17 @@ template <int ROWS>
 NIB_DEVICE void start_loads(struct loader<ROWS> *p, const struct nib_sm120a_linear_args &a, const struct nib_tile &t)
 {
     int     tid = (int)threadIdx.x;
-    int64_t first = (int64_t)t.expert * a.n_units + t.unit, k = a.n_k_tiles;
+    int64_t k = a.n_k_tiles;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int unit = tid / 32 + i * 8;
         p->w_there[i] = t.unit + unit < a.n_units;
-        p->w[i] = a.w_codes + (first + (p->w_there[i] ? unit : 0)) * k * kUnit + tid % 32 * 16;
+        struct nib_unit u = nib_unit_of(a, t, p->w_there[i] ? unit : 0);
+        p->w[i] = a.w_codes[u.part] + u.at * k * kUnit + tid % 32 * 16;
     }
     p->w_scales_there = tid < kUnits * 4 && t.unit + tid / 4 < a.n_units;
-    p->w_scales = a.w_scales + (first + (p->w_scales_there ? tid / 4 : 0)) * k * kUnitScales + tid % 4 * 16;
+    struct nib_unit u = nib_unit_of(a, t, p->w_scales_there ? tid / 4 : 0);
+    p->w_scales = a.w_scales[u.part] + u.at * k * kUnitScales + tid % 4 * 16;
 #pragma unroll
     for (int i = 0; i < loader<ROWS>::kXPieces; i++) {
         int row = tid / 4 + i * 64, piece = tid % 4;

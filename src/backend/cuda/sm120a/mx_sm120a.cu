@@ -54,9 +54,14 @@ template <bool FP8, int NT> NIB_DEVICE void decode(const struct nib_sm120a_linea
     if (!nib_tile_of(a, (int32_t)blockIdx.x, kRows, 2, &t))
         return;
     int     tid = (int)threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, l = lane % 4;
-    int64_t unit = (int64_t)t.expert * a.n_units + t.unit, n_k = a.n_k_tiles;
-    const uint8_t *codes = a.w_codes + unit * n_k * M::kUnit + lane * 16;
-    const uint8_t *scales = a.w_scales + (unit + l % 2) * n_k * M::kScales + g * kSteps;
+    int64_t n_k = a.n_k_tiles;
+    struct nib_unit u = nib_unit_of(a, t, l % 2);
+    const uint8_t  *codes[2], *scales = a.w_scales[u.part] + u.at * n_k * M::kScales + g * kSteps;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u = nib_unit_of(a, t, i);
+        codes[i] = a.w_codes[u.part] + u.at * n_k * M::kUnit + lane * 16;
+    }
     const uint8_t *x[NT], *x_scales[NT];
 #pragma unroll
     for (int n = 0; n < NT; n++) {
@@ -78,7 +83,7 @@ template <bool FP8, int NT> NIB_DEVICE void decode(const struct nib_sm120a_linea
 #pragma unroll
             for (int j = 0; j < 2 * M::kLoads; j++)
                 w[i].v[j / M::kLoads][j % M::kLoads] =
-                    nib_load_stream(codes + (j / M::kLoads * n_k + k) * M::kUnit + j % M::kLoads * 512);
+                    nib_load_stream(codes[j / M::kLoads] + k * M::kUnit + j % M::kLoads * 512);
             scale_w[i] = *(const uint32_t *)(scales + k * M::kScales);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
@@ -102,19 +107,23 @@ template <bool FP8, int NT> NIB_DEVICE void decode(const struct nib_sm120a_linea
         part[warp][i / 4 * 8 + l * 2 + i % 2][g + i / 2 % 2 * 8] = d[i / 4][i % 4];
     __syncthreads();
 
-    int row = tid / 16, j = tid % 16, out = t.unit * 8 + j;
-    if (row >= t.n_rows || out >= a.n_out)
+    int row = tid / 16, j = tid % 16, n_out = 16 / a.n_parts, out = t.unit / 2 * n_out + j;
+    if (row >= t.n_rows || j >= n_out || out >= a.n_out)
         return;
-    float sum = 0;
+    float sum[2] = {0, 0};
 #pragma unroll
-    for (int s = 0; s < kWarps; s++)
-        sum += part[s][row][j];
-    sum *= a.alphas ? a.alphas[t.expert] : a.alpha[0];
+    for (int s = 0; s < kWarps; s++) {
+        sum[0] += part[s][row][j];
+        sum[1] += part[s][row][j % 8 + 8];
+    }
+    float v = sum[0] * nib_alpha_of(a, t, 0);
+    if (a.n_parts == 2)
+        v = nib_swiglu(v, sum[1] * nib_alpha_of(a, t, 1), a.limit);
     int64_t at = (int64_t)(t.row + row) * a.y_stride + out;
     if (a.y_f32)
-        ((float *)a.y)[at] = sum;
+        ((float *)a.y)[at] = v;
     else
-        ((uint16_t *)a.y)[at] = nib_bf16_of(sum);
+        ((uint16_t *)a.y)[at] = nib_bf16_of(v);
 }
 
 /* ---- Many rows ---- */
@@ -147,17 +156,18 @@ NIB_DEVICE void start_loads(struct loader *p, const struct nib_sm120a_linear_arg
 {
     using M = mx<FP8>;
     int     tid = (int)threadIdx.x;
-    int64_t first = (int64_t)t.expert * a.n_units + t.unit, n_k = a.n_k_tiles;
+    int64_t n_k = a.n_k_tiles;
 #pragma unroll
     for (int i = 0; i < 2 * M::kLoads; i++) {
         int at = tid + i * kThreads, unit = at / (M::kUnit / 16);
         p->w_there[i] = t.unit + unit < a.n_units;
-        p->w[i] = a.w_codes + (first + (p->w_there[i] ? unit : 0)) * n_k * M::kUnit + at % (M::kUnit / 16) * 16;
+        struct nib_unit u = nib_unit_of(a, t, p->w_there[i] ? unit : 0);
+        p->w[i] = a.w_codes[u.part] + u.at * n_k * M::kUnit + at % (M::kUnit / 16) * 16;
     }
     int unit = tid / (M::kScales / 16);
     p->w_scales_there = unit < kUnits && t.unit + unit < a.n_units;
-    p->w_scales =
-        a.w_scales + (first + (p->w_scales_there ? unit : 0)) * n_k * M::kScales + tid % (M::kScales / 16) * 16;
+    struct nib_unit u = nib_unit_of(a, t, p->w_scales_there ? unit : 0);
+    p->w_scales = a.w_scales[u.part] + u.at * n_k * M::kScales + tid % (M::kScales / 16) * 16;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int row = tid / 8 + i * (kThreads / 8), piece = tid % 8;
@@ -287,16 +297,22 @@ template <bool FP8> NIB_DEVICE void linear(const struct nib_sm120a_linear_args &
         sums[(row + i / 4 % NT * 8 + lane % 4 * 2 + i % 2) * kPitch + (unit + 2 * (i / (NT * 4)) + i / 2 % 2) * 8 +
              lane / 4] = total[i / (NT * 4)][i / 4 % NT][i % 4];
     __syncthreads();
-    float alpha = a.alphas ? a.alphas[t.expert] : a.alpha[0];
-    for (int i = (int)threadIdx.x; i < t.n_rows * kUnits; i += kThreads) {
-        int   at = i % kUnits;
-        float v[8];
-        if (t.unit + at >= a.n_units)
+    int   per_row = kUnits / a.n_parts; /* eight outputs each */
+    float gate = nib_alpha_of(a, t, 0), up = nib_alpha_of(a, t, 1);
+    for (int i = (int)threadIdx.x; i < t.n_rows * per_row; i += kThreads) {
+        int          at = i % per_row;
+        int32_t      out = (t.unit / a.n_parts + at) * 8;
+        const float *first = sums + i / per_row * kPitch + at * a.n_parts * 8;
+        float        v[8];
+        if (out >= a.n_out)
             continue;
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            v[j] = sums[i / kUnits * kPitch + at * 8 + j] * alpha;
-        nib_store8(a, t.row + i / kUnits, (t.unit + at) * 8, v);
+        for (int j = 0; j < 8; j++) {
+            v[j] = first[j] * gate;
+            if (a.n_parts == 2)
+                v[j] = nib_swiglu(v[j], first[8 + j] * up, a.limit);
+        }
+        nib_store8(a, t.row + i / per_row, out, v);
     }
 }
 
@@ -335,12 +351,12 @@ template <bool FP8> NIB_DEVICE void pack(const struct nib_sm120a_pack_args &a)
         word[j] = 0;
         if (FP8) {
             if (there && first < a.n_in)
-                word[j] = *(const uint32_t *)(a.stored[0] + row * a.n_in + first);
+                word[j] = *(const uint32_t *)(a.stored + row * a.n_in + first);
             continue;
         }
         if (!there || first >= a.n_in)
             continue;
-        const uint8_t *from = a.stored[0] + (row * a.n_in + first) / 2;
+        const uint8_t *from = a.stored + (row * a.n_in + first) / 2;
         uint32_t       low = *(const uint16_t *)from, high = *(const uint16_t *)(from + 8); /* 16 values on */
 #pragma unroll
         for (int b = 0; b < 4; b++)
@@ -352,8 +368,8 @@ template <bool FP8> NIB_DEVICE void pack(const struct nib_sm120a_pack_args &a)
     int64_t block = k / 32 + l;
     uint8_t scale = 0;
     if (there && block * 32 < a.n_in)
-        scale = FP8 ? a.stored_scales[0][row / 128 * a.n_k_tiles + k / 128]
-                    : a.stored_scales[0][row * (a.n_in / 32) + block];
+        scale = FP8 ? a.stored_scales[row / 128 * a.n_k_tiles + k / 128]
+                    : a.stored_scales[row * (a.n_in / 32) + block];
     a.scales[at * M::kScales + g * kSteps + l] = scale;
 }
 

@@ -18,9 +18,21 @@ constexpr int kRowScales = NIB_SM120A_K_TILE / 16;
 
 struct nib_tile {
     int32_t row, n_rows; /* of the product */
-    int32_t unit;        /* first of the packed rows, in its matrix */
+    int32_t unit;        /* first of the product's, an even number */
     int32_t expert;
 };
+
+/* Unit i of a tile: which part it is of, and its number in that part's stack of matrices. Two parts take turns. */
+struct nib_unit {
+    int     part;
+    int64_t at;
+};
+
+NIB_DEVICE struct nib_unit nib_unit_of(const struct nib_sm120a_linear_args &a, const struct nib_tile &t, int i)
+{
+    int32_t unit = t.unit + i, two = a.n_parts == 2;
+    return {two ? unit & 1 : 0, (int64_t)t.expert * a.w_units + (two ? unit >> 1 : unit)};
+}
 
 /* Tile `block` of the launch; false: there are fewer. Rows vary fastest, so that neighbours share weights. */
 NIB_DEVICE bool nib_tile_of(const struct nib_sm120a_linear_args &a, int32_t block, int rows, int units,
@@ -51,16 +63,20 @@ NIB_DEVICE int64_t nib_source_row(const struct nib_sm120a_linear_args &a, int32_
 
 /* ---- Scales of finished sums ---- */
 
+NIB_DEVICE float nib_alpha_of(const struct nib_sm120a_linear_args &a, const struct nib_tile &t, int part)
+{
+    return a.alphas[part] ? a.alphas[part][t.expert] : a.alpha[part];
+}
+
 /* Factors of both parts for row i of the tile. */
 NIB_DEVICE float4 nib_factors_of(const struct nib_sm120a_linear_args &a, const struct nib_tile &t, int32_t i)
 {
     if (i >= t.n_rows)
         return make_float4(0, 0, 0, 0);
-    float        scale = a.row_scale[nib_source_row(a, t.row + i)];
-    const float *alpha = a.alphas ? a.alphas + t.expert * a.n_parts : a.alpha;
-    float2       gate = nib_factors(scale, alpha[0]), up = gate;
+    float  scale = a.row_scale[nib_source_row(a, t.row + i)];
+    float2 gate = nib_factors(scale, nib_alpha_of(a, t, 0)), up = gate;
     if (a.n_parts == 2)
-        up = nib_factors(scale, alpha[1]);
+        up = nib_factors(scale, nib_alpha_of(a, t, 1));
     return make_float4(gate.x, gate.y, up.x, up.y);
 }
 

@@ -13,9 +13,9 @@ static int64_t tiles(int64_t n, int64_t tile)
     return (n + tile - 1) / tile;
 }
 
-int64_t nib_sm120a_units(int64_t n_out, int32_t n_parts)
+int64_t nib_sm120a_units(int64_t n_out)
 {
-    return n_parts == 2 ? 2 * tiles(n_out, 8) : 2 * tiles(n_out, 16);
+    return 2 * tiles(n_out, 16);
 }
 
 int64_t nib_sm120a_k_tiles(int64_t n_in)
@@ -23,25 +23,25 @@ int64_t nib_sm120a_k_tiles(int64_t n_in)
     return tiles(n_in, NIB_SM120A_K_TILE);
 }
 
-int64_t nib_sm120a_code_bytes(int64_t n_out, int64_t n_in, int32_t n_parts)
+int64_t nib_sm120a_code_bytes(int64_t n_out, int64_t n_in)
 {
-    return nib_sm120a_units(n_out, n_parts) * nib_sm120a_k_tiles(n_in) * NIB_SM120A_UNIT_BYTES;
+    return nib_sm120a_units(n_out) * nib_sm120a_k_tiles(n_in) * NIB_SM120A_UNIT_BYTES;
 }
 
-int64_t nib_sm120a_scale_bytes(int64_t n_out, int64_t n_in, int32_t n_parts)
+int64_t nib_sm120a_scale_bytes(int64_t n_out, int64_t n_in)
 {
-    return nib_sm120a_units(n_out, n_parts) * nib_sm120a_k_tiles(n_in) * NIB_SM120A_UNIT_SCALES;
+    return nib_sm120a_units(n_out) * nib_sm120a_k_tiles(n_in) * NIB_SM120A_UNIT_SCALES;
 }
 
 int64_t nib_sm120a_mx_code_bytes(int64_t n_out, int64_t n_in, enum nib_sm120a_format format)
 {
-    return nib_sm120a_units(n_out, 1) * nib_sm120a_k_tiles(n_in) *
+    return nib_sm120a_units(n_out) * nib_sm120a_k_tiles(n_in) *
            (format == NIB_SM120A_FP8 ? NIB_SM120A_FP8_UNIT : NIB_SM120A_UNIT_BYTES);
 }
 
 int64_t nib_sm120a_mx_scale_bytes(int64_t n_out, int64_t n_in)
 {
-    return nib_sm120a_units(n_out, 1) * nib_sm120a_k_tiles(n_in) * NIB_SM120A_MX_SCALES;
+    return nib_sm120a_units(n_out) * nib_sm120a_k_tiles(n_in) * NIB_SM120A_MX_SCALES;
 }
 
 void nib_sm120a_mx_pack_plan(struct nib_sm120a_pack_args *args, enum nib_sm120a_format format,
@@ -56,7 +56,7 @@ void nib_sm120a_mx_pack_plan(struct nib_sm120a_pack_args *args, enum nib_sm120a_
 void nib_sm120a_pack_plan(struct nib_sm120a_pack_args *args, struct nib_blackwell_launch *launch)
 {
     args->n_k_tiles = (int32_t)nib_sm120a_k_tiles(args->n_in);
-    args->n_pieces = nib_sm120a_code_bytes(args->n_out, args->n_in, args->n_parts) / 16;
+    args->n_pieces = nib_sm120a_code_bytes(args->n_out, args->n_in) / 16;
     *launch = (struct nib_blackwell_launch){"nib_sm120a_pack", (uint32_t)tiles(args->n_pieces, THREADS), THREADS, 0, 1};
 }
 
@@ -94,6 +94,8 @@ static bool check_shape(const struct nib_sm120a_linear *p, int64_t row_bytes, in
     if (p->n_rows < 1 || p->n_out < 1)
         return refuse(error, bytes, "the smaller of n_rows and n_out", p->n_rows < p->n_out ? p->n_rows : p->n_out,
                       "at least 1");
+    if (p->n_parts < 1 || p->n_parts > 2)
+        return refuse(error, bytes, "n_parts", p->n_parts, "1 or 2");
     if (p->n_experts && (!p->groups || !p->n_groups || !p->tile_rows))
         return refuse(error, bytes, "n_experts", p->n_experts, "groups with it, and their tile_rows");
     if (p->pair && p->top_k < 1)
@@ -105,8 +107,6 @@ static bool check(const struct nib_sm120a_linear *p, char *error, size_t bytes)
 {
     if (p->x_scales_stride % 4 != 0)
         return refuse(error, bytes, "the stride of the rows' scales", p->x_scales_stride, "a multiple of 4");
-    if (p->n_parts < 1 || p->n_parts > 2)
-        return refuse(error, bytes, "n_parts", p->n_parts, "1 or 2");
     if (p->tile_rows && p->tile_rows != 8 && p->tile_rows != 16 && p->tile_rows != 32 && p->tile_rows != 128)
         return refuse(error, bytes, "tile_rows", p->tile_rows, "8, 16, 32 or 128");
     return check_shape(p, p->n_in / 2, p->n_in / 16, error, bytes);
@@ -117,7 +117,8 @@ static bool fill_args(const struct nib_sm120a_linear *p, int32_t rows, int32_t t
                       struct nib_sm120a_linear_args *args, struct nib_blackwell_launch *launch, char *error,
                       size_t error_bytes)
 {
-    int64_t units = nib_sm120a_units(p->n_out, p->n_parts), k_tiles = nib_sm120a_k_tiles(p->n_in);
+    /* Of a second part those units that hold rows: what pads a matrix to pairs is not taken. */
+    int64_t w_units = nib_sm120a_units(p->n_out), units = p->n_parts == 2 ? 2 * tiles(p->n_out, 8) : w_units, k_tiles = nib_sm120a_k_tiles(p->n_in);
     int64_t row_tiles = p->n_experts ? nib_sm120a_groups_most(p->n_rows, p->n_experts, rows) : tiles(p->n_rows, rows);
     int64_t out_tiles = tiles(units, tile_units), grid = row_tiles * out_tiles;
     if (grid > INT32_MAX)
@@ -128,11 +129,11 @@ static bool fill_args(const struct nib_sm120a_linear *p, int32_t rows, int32_t t
         .row_scale = p->row_scale,
         .x_codes_stride = p->x_codes_stride,
         .x_scales_stride = p->x_scales_stride,
-        .w_codes = p->w_codes,
-        .w_scales = p->w_scales,
+        .w_codes = {p->w_codes[0], p->w_codes[1]},
+        .w_scales = {p->w_scales[0], p->w_scales[1]},
         .y = p->y,
         .y_stride = p->y_stride,
-        .alphas = p->alphas,
+        .alphas = {p->alphas[0], p->alphas[1]},
         .groups = p->groups,
         .n_groups = p->n_groups,
         .pair = p->pair,
@@ -145,6 +146,7 @@ static bool fill_args(const struct nib_sm120a_linear *p, int32_t rows, int32_t t
         .n_in = p->n_in,
         .top_k = p->top_k,
         .n_units = (int32_t)units,
+        .w_units = (int32_t)w_units,
         .n_k_tiles = (int32_t)k_tiles,
         .slice_k_tiles = (int32_t)tiles(k_tiles, NIB_SM120A_SLICES),
         .n_out_tiles = (int32_t)out_tiles,
@@ -186,8 +188,6 @@ bool nib_sm120a_mx_plan(const struct nib_sm120a_linear *p, enum nib_sm120a_forma
     static const char *const kernel[2][3] = {{"nib_sm120a_fp8_8", "nib_sm120a_fp8_16", "nib_sm120a_fp8_64"},
                                              {"nib_sm120a_mxfp4_8", "nib_sm120a_mxfp4_16", "nib_sm120a_mxfp4_64"}};
     int32_t rows = p->tile_rows ? p->tile_rows : nib_sm120a_mx_tile_rows(p->n_rows, 0);
-    if (p->n_parts != 1)
-        return refuse(error, error_bytes, "n_parts", p->n_parts, "1");
     if (rows != 8 && rows != 16 && rows != NIB_SM120A_MX_ROWS)
         return refuse(error, error_bytes, "tile_rows", rows, "8, 16 or 64");
     if (!check_shape(p, p->n_in, nib_sm120a_k_tiles(p->n_in), error, error_bytes) ||

@@ -45,7 +45,8 @@ nib_sm120a_swiglu(const __grid_constant__ struct nib_blackwell_swiglu_args a)
     struct nib_mat                        gate = {(void *)a.gate, dtype_of(a.f32), 0, a.n_in, a.stride},
                    up = {(void *)a.up, dtype_of(a.f32), 0, a.n_in, a.stride};
     for (int32_t i = threadIdx.x; i < a.n_in; i += kRowThreads)
-        x[i] = nib_swiglu(nib_mat_get(gate, row, i), nib_mat_get(up, row, i), a.limit) * weight;
+        x[i] = (a.up ? nib_swiglu(nib_mat_get(gate, row, i), nib_mat_get(up, row, i), a.limit) : nib_mat_get(gate, row, i)) *
+               weight;
     __syncthreads();
     store_row(a.y, row, x, a.n_in, max_buffer);
 }
@@ -59,7 +60,7 @@ nib_sm120a_swiglu_act(const __grid_constant__ struct nib_blackwell_swiglu_act_ar
     int64_t             row = blockIdx.x, at = row * a.y.cols;
     float               weight = a.weight ? a.weight[a.pair[row]] : 1.0f;
     for (int32_t i = threadIdx.x; i < a.y.cols; i += kRowThreads)
-        x[i] = nib_swiglu(a.gate[at + i], a.up[at + i], a.limit) * weight;
+        x[i] = (a.up ? nib_swiglu(a.gate[at + i], a.up[at + i], a.limit) : a.gate[at + i]) * weight;
     __syncthreads();
     nib_act_store_block(a.y, row, x, max_buffer);
 }

@@ -6,8 +6,8 @@
  * Weights are packed once at load, in units of 8 rows by 128 values of k, so that what a lane of a warp multiplies is
  * 16 bytes on end: a unit's codes are 512 bytes, lane (g, l) = (lane / 4, lane % 4) holding words l, l+4, l+8, l+12 of
  * row g, a word being 8 values; its scales are 64 bytes, 8 of each row. All units of 8 rows follow one another along k,
- * then come the next 8 rows. Rows stand in pairs of units; with two parts (gate and up) even units hold the first
- * part's rows, odd units the second's, so that one instruction makes both. Padding rows and values are zero. Rows of
+ * then come the next 8 rows. Rows stand in pairs of units; padding rows and values are zero. A product of two parts, gate
+ * and up, takes its units in turn from two matrices that were packed apart, so that one instruction makes both. Rows of
  * activations are those of struct nib_act. */
 #ifndef NIB_SM120A_H
 #define NIB_SM120A_H
@@ -33,12 +33,12 @@ extern "C" {
  * with a UE8M0 scale for 128 x 128; MXFP4: E2M1 with one for 32. mx_sm120a.cu has their units. */
 enum nib_sm120a_format { NIB_SM120A_NVFP4, NIB_SM120A_FP8, NIB_SM120A_MXFP4 };
 
-/* Units along the rows of one matrix, an even number. n_parts: 1, or 2 for gate and up of n_out rows each. */
-int64_t nib_sm120a_units(int64_t n_out, int32_t n_parts);
+/* Units along the rows of one matrix, an even number. */
+int64_t nib_sm120a_units(int64_t n_out);
 int64_t nib_sm120a_k_tiles(int64_t n_in);
 /* Bytes of one packed matrix. */
-int64_t nib_sm120a_code_bytes(int64_t n_out, int64_t n_in, int32_t n_parts);
-int64_t nib_sm120a_scale_bytes(int64_t n_out, int64_t n_in, int32_t n_parts);
+int64_t nib_sm120a_code_bytes(int64_t n_out, int64_t n_in);
+int64_t nib_sm120a_scale_bytes(int64_t n_out, int64_t n_in);
 int64_t nib_sm120a_mx_code_bytes(int64_t n_out, int64_t n_in, enum nib_sm120a_format format); /* FP8 or MXFP4 */
 int64_t nib_sm120a_mx_scale_bytes(int64_t n_out, int64_t n_in);
 
@@ -46,15 +46,15 @@ int64_t nib_sm120a_mx_scale_bytes(int64_t n_out, int64_t n_in);
 
 /* Passed by value to nib_sm120a_pack, _pack_fp8 and _pack_mxfp4: a thread for each 16 bytes of codes, blocks of 256. */
 struct nib_sm120a_pack_args {
-    const uint8_t *stored[2], *stored_scales[2]; /* [n_out][n_in / 2], [n_out][n_in / 16]; second part or NULL */
+    const uint8_t *stored, *stored_scales; /* [n_out][n_in / 2], [n_out][n_in / 16] */
     uint8_t       *codes, *scales;
     int64_t        n_pieces; /* of 16 bytes */
-    int32_t        n_out, n_in, n_k_tiles, n_parts;
+    int32_t        n_out, n_in, n_k_tiles;
 };
 
 /* n_in a multiple of 32. */
 void nib_sm120a_pack_plan(struct nib_sm120a_pack_args *args, struct nib_blackwell_launch *launch);
-/* The same for FP8 and MXFP4, which have one part. */
+/* The same for FP8 and MXFP4. */
 void nib_sm120a_mx_pack_plan(struct nib_sm120a_pack_args *args, enum nib_sm120a_format format,
                              struct nib_blackwell_launch *launch);
 
@@ -65,15 +65,16 @@ struct nib_sm120a_linear_args {
     const uint8_t                    *x_codes, *x_scales;
     const float                      *row_scale;
     int64_t                          x_codes_stride, x_scales_stride; /* bytes */
-    const uint8_t                    *w_codes, *w_scales;
+    const uint8_t                    *w_codes[2], *w_scales[2]; /* of each part */
     void                             *y;
-    int64_t                          y_stride; /* elements */
-    const float                      *alphas;   /* [n_experts][n_parts], or NULL */
+    int64_t                          y_stride;  /* elements */
+    const float                      *alphas[2]; /* [n_experts], or NULL */
     const struct nib_blackwell_group *groups;   /* or NULL: all rows multiply one matrix */
     const int32_t                    *n_groups, *pair;
     float                            alpha[2], limit;
     int32_t                          y_f32, n_parts, n_rows, n_out, n_in, top_k;
-    int32_t                          n_units, n_k_tiles, slice_k_tiles, n_out_tiles, n_row_tiles;
+    int32_t                          n_units, w_units; /* of the product: both parts'; of one matrix */
+    int32_t                          n_k_tiles, slice_k_tiles, n_out_tiles, n_row_tiles;
 };
 
 /* y[t][o] = row_scale * alpha * sum_k x[t][k] w[o][k]. With two parts y is silu(min(gate, limit)) * clamp(up, +-limit)
@@ -89,7 +90,7 @@ struct nib_sm120a_linear {
     const uint8_t *x_codes, *x_scales;  /* 16-byte and 4-byte aligned */
     int64_t        x_codes_stride, x_scales_stride; /* bytes, multiples of 16 and 4 */
     const float   *row_scale;
-    const uint8_t *w_codes, *w_scales;  /* packed, 16-byte aligned */
+    const uint8_t *w_codes[2], *w_scales[2]; /* packed, 16-byte aligned; the second with two parts */
     int32_t        n_parts;
     float          alpha[2], limit;
     void          *y;
@@ -101,15 +102,15 @@ struct nib_sm120a_linear {
     const int32_t                 *n_groups;
     const int32_t                 *pair;
     int32_t                        top_k;
-    const float                   *alphas;
+    const float                   *alphas[2]; /* of each part, [n_experts] */
 };
 
 /* False, with a sentence in `error`, for what the kernels do not take. n_rows and n_out of at least 1. */
 bool nib_sm120a_linear_plan(const struct nib_sm120a_linear *p, struct nib_sm120a_linear_args *args,
                             struct nib_blackwell_launch *launch, char *error, size_t error_bytes);
 
-/* The same for FP8 rows and FP8 or MXFP4 weights: one part, no row scales (row_scale NULL), tile_rows 8, 16 or 64; codes
- * of rows are bytes, their scales one byte for 128 values. */
+/* The same for FP8 rows and FP8 or MXFP4 weights: no row scales (row_scale NULL), tile_rows 8, 16 or 64; codes of rows are
+ * bytes, their scales one byte for 128 values. */
 #define NIB_SM120A_MX_ROWS 64 /* of a tile of many rows */
 #define NIB_SM120A_MX_STAGES 4
 #define NIB_SM120A_FP8_STAGE 25088 /* bytes */
