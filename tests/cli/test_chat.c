@@ -1,6 +1,6 @@
-/* nibble run as a conversation, through a pseudo-terminal: history, commands, files. Right answers are the bundled model's training data
- * (names told earlier, sums, tools), the same as in the evaluation set; at temperature 0 it gives them whenever history and engine are
- * right. */
+/* nibble run as a conversation, through a pseudo-terminal: history, commands, files. Right answers are the bundled
+ * model's training data (names told earlier, sums, tools), the same as in the evaluation set; at temperature 0 it gives
+ * them whenever history and engine are right. */
 #define _GNU_SOURCE
 #include "chat_rig.h"
 
@@ -224,11 +224,61 @@ static void test_wrong_files(void **state)
     quit(&t);
 }
 
+/* ---- What a model may write ---- */
+
+/* A copy of the bundled model, in which the token " Paris" stands for a text with control characters: ESC [2J would
+ * clear the screen, BEL and DEL, U+009B is CSI in one character; the tab is harmless. Its one merge goes, since no two
+ * tokens make that text. Vocabularies spell bytes as characters: U+011B is 1B, U+0107 07, U+0121 7F, U+00C2 U+013D C2
+ * 9B, U+0109 09, U+0120 a blank. */
+static void make_hostile_model(void)
+{
+    static const char name[] = "\u0120\u011b[2J\u0107\u0121\u00c2\u013d\u0109Paris", paris[] = "\u0120Paris";
+    json_t *root = json_load_file(NIB_SOURCE_DIR "/models/tiny-v4/tokenizer.json", 0, NULL);
+    json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab"), *id;
+    json_t *merges = json_object_get(model, "merges");
+    char    command[4096];
+
+    assert_non_null(id = json_incref(json_object_get(vocab, paris)));
+    assert_int_equal(json_object_del(vocab, paris), 0);
+    assert_int_equal(json_object_set_new(vocab, name, id), 0);
+    for (size_t i = json_array_size(merges); i-- > 0;)
+        if (strcmp(json_string_value(json_array_get(json_array_get(merges, i), 1)), "aris") == 0)
+            assert_int_equal(json_array_remove(merges, i), 0);
+    (void)snprintf(command, sizeof command, "mkdir %s && ln -s '" NIB_SOURCE_DIR "'/models/tiny-v4/[cgm]* %s",
+                   in_dir("hostile"), in_dir("hostile"));
+    assert_int_equal(system(command), 0);
+    assert_int_equal(json_dump_file(root, in_dir("hostile/tokenizer.json"), 0), 0);
+    json_decref(root);
+}
+
+/* A terminal gets none of them; a file or a pipe gets the model's bytes. */
+static void test_control_characters(void **state)
+{
+    struct terminal t;
+    char            options[160], command[4096], output[256];
+
+    (void)state;
+    make_hostile_model();
+    (void)snprintf(options, sizeof options, "-m %s --chat-profile ga", in_dir("hostile"));
+    start(&t, options);
+    has(ask(&t, "What is the capital of France?").text,
+        "France is \xef\xbf\xbd[2J\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\tParis.");
+    quit(&t);
+    (void)snprintf(command, sizeof command,
+                   "'" NIB_PROGRAM "' run --temp 0 --threads 1 %s -p 'What is the capital of France?' 2>&1", options);
+    FILE *f = popen(command, "r");
+    assert_non_null(f);
+    output[fread(output, 1, sizeof output - 1, f)] = '\0';
+    assert_int_equal(pclose(f), 0);
+    has(output, "France is \033[2J\007\177\xc2\x9b\tParis.");
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_turns), cmocka_unit_test(test_end_typed_ahead), cmocka_unit_test(test_thinking),
         cmocka_unit_test(test_commands),  cmocka_unit_test(test_save_and_load),   cmocka_unit_test(test_wrong_files),
+        cmocka_unit_test(test_control_characters),
     };
 
     make_dir();
