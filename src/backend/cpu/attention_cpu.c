@@ -46,17 +46,20 @@ static const uint8_t *row_at(const struct nib_attend_args *a, const struct view 
 
 static int32_t n_rows_of(const struct view *v) { return v->n_window + v->n_entries; }
 
-/* Rows lie anywhere; those soon to be decoded are asked for. */
+static int32_t min_of(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* Rows lie anywhere in memory: those that come next are asked for. A segment's first ones only so far ahead. */
 enum { ROWS_AHEAD = 3 };
 
-static void prefetch_row(const struct nib_attend_args *a, const struct view *v, int32_t j)
+static inline __attribute__((always_inline)) void prefetch_row(const struct nib_attend_args *a, const struct view *v,
+                                                               int32_t j)
 {
-    if (j >= n_rows_of(v))
-        return;
     const uint8_t *row = row_at(a, v, j);
     const int64_t  bytes = j < v->n_window ? a->window.row_bytes : a->entries.row_bytes;
+    /* gcc takes a function that only prefetches for one without effects, and drops its calls unless it is inlined. */
     for (int64_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(row + i);
+        __builtin_prefetch(row + i, 0, 2);
+    __builtin_prefetch(row + bytes - 1, 0, 2);
 }
 
 /* Many heads are shared out by heads, which need no sums put together; shorter segments are not worth the memory of
@@ -116,18 +119,39 @@ static void softmax_heads(const struct query *x, int32_t n_rows, const struct ni
                       to->o + h * d, d);
 }
 
-static void attend_decoded(const struct query *x, int32_t j0, int32_t n_rows, const struct nib_cpu_partial *to)
+/* A block's scores piece by piece, each a multiple of every register tile: before a piece some of the rows from `next` on are
+ * asked for, evenly, for more of them at once than a core has misses under way would hold up the products. */
+static void score_decoded(const struct query *x, int32_t n_rows, int32_t next)
+{
+    enum { HEADS = 8, ROWS = 6 };
+    const struct nib_cpu_thread *th = x->th;
+    const int32_t d = x->a->head_dim, stride = nib_cpu_kv_stride(d), end = min_of(next + NIB_CPU_KV_ROWS, n_rows_of(&x->view));
+    const int32_t n_pieces = (x->n_heads + HEADS - 1) / HEADS * ((n_rows + ROWS - 1) / ROWS);
+    int32_t       j_next = next, piece = 0;
+    for (int32_t h = 0; h < x->n_heads; h += HEADS)
+        for (int32_t j = 0; j < n_rows; j += ROWS) {
+            piece++;
+            for (; j_next < end && (j_next - next) * n_pieces < (end - next) * piece; j_next++)
+                prefetch_row(x->a, &x->view, j_next);
+            x->s->k.dot_rows(x->q + h * d, d, min_of(HEADS, x->n_heads - h), th->kv + j * stride, stride,
+                             min_of(ROWS, n_rows - j), d, th->score + h * NIB_CPU_KV_ROWS + j, NIB_CPU_KV_ROWS);
+        }
+}
+
+static void attend_decoded(const struct query *x, int32_t j0, int32_t n_rows, bool is_first,
+                           const struct nib_cpu_partial *to)
 {
     const struct nib_stream      *s = x->s;
     const struct nib_attend_args *a = x->a;
     struct nib_cpu_thread        *th = x->th;
     const int32_t                 d = a->head_dim, stride = nib_cpu_kv_stride(d);
     for (int32_t j = 0; j < n_rows; j++) {
-        prefetch_row(a, &x->view, j0 + j + ROWS_AHEAD);
+        if (is_first && j + ROWS_AHEAD < n_rows)
+            prefetch_row(a, &x->view, j0 + j + ROWS_AHEAD);
         enum nib_row_format f = j0 + j < x->view.n_window ? a->window.format : a->entries.format;
         nib_cpu_kv_read(s, f, row_at(a, &x->view, j0 + j), d, a->rope.n_rot, th->kv + j * stride);
     }
-    s->k.dot_rows(x->q, d, x->n_heads, th->kv, stride, n_rows, d, th->score, NIB_CPU_KV_ROWS);
+    score_decoded(x, n_rows, j0 + n_rows);
     softmax_heads(x, n_rows, to);
     s->k.add_weighted(th->score, NIB_CPU_KV_ROWS, x->n_heads, th->kv, stride, n_rows, d, to->o, d);
 }
@@ -175,7 +199,7 @@ static void attend_segment(const struct query *x, int32_t segment, const struct 
     }
     if (!is_direct(x->a, x->n_heads)) {
         for (int32_t j = begin; j < end; j += NIB_CPU_KV_ROWS)
-            attend_decoded(x, j, end - j < NIB_CPU_KV_ROWS ? end - j : NIB_CPU_KV_ROWS, to);
+            attend_decoded(x, j, min_of(end - j, NIB_CPU_KV_ROWS), j == begin, to);
         return;
     }
     /* Blocks as even as can be, for each one's rows ask for the next one's. */
