@@ -270,7 +270,8 @@ static void own_attend(struct oc_case *c, const struct attend *a, int32_t t, int
             mag += fabs(q[i] * row[j][i]);
         }
         score[j] = dot * (double)a->scale;
-        score_err[j] = (oc_dot_bound(mag, a->d) + 2 * OC_U * fabs(dot) + split_err * mag) * (double)a->scale;
+        /* A score's sum may have 8 lanes only, where others have 16: chains of d / 8 products. */
+        score_err[j] = (oc_dot_bound(mag, 2 * a->d) + 2 * OC_U * fabs(dot) + split_err * mag) * (double)a->scale;
         most = score[j] > most ? score[j] : most;
     }
     sum = exp((double)a->sink[h] - most);

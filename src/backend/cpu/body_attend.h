@@ -1,8 +1,11 @@
 /* Body of a rung: what attention and the indexer do with rows of fp32 channels. ATTEND_ROWS KV rows, or vectors of
  * channels, by four heads are the sums that registers hold. */
 
-/* Sums have NIB_CPU_LANES lanes here too, VEC_FLOATS at a time: each of so many parts of the channels has its own. */
+/* Sums have NIB_CPU_LANES lanes here too, VEC_FLOATS at a time: each of so many parts of the channels has its own. A rung
+ * whose vectors have lanes enough may take all channels at once. */
+#ifndef ATTEND_PARTS
 #define ATTEND_PARTS (NIB_CPU_LANES / VEC_FLOATS)
+#endif
 #define ATTEND_HEADS 4
 
 BODY f32x4 fold_vec(vec v)
@@ -66,7 +69,7 @@ BODY void dot_part(const int heads, const int rows, const float *x, int64_t x_st
 BODY void dot_tile(const int heads, const int rows, const float *x, int64_t x_stride, const float *w, int64_t w_stride,
                    int32_t n, float *y, int64_t y_stride)
 {
-    const int32_t part = (n + NIB_CPU_LANES - 1) / NIB_CPU_LANES * VEC_FLOATS;
+    const int32_t width = ATTEND_PARTS * VEC_FLOATS, part = (n + width - 1) / width * VEC_FLOATS;
     vec           sum[ATTEND_ROWS][ATTEND_HEADS] = {{{0}}};
     dot_part(heads, rows, x, x_stride, w, w_stride, 0, part < n ? part : n, sum);
     UNROLL for (int i = 1; i < ATTEND_PARTS; i++)
