@@ -158,6 +158,8 @@ EMU emu_s32 emu_load(const void *p)
     return r;
 }
 
+EMU void emu_store(float *p, emu_f32 v) { memcpy(p, &v, sizeof v); }
+
 #undef _mm512_setr_ps
 #define __m512                         emu_f32
 #define __m512i                        emu_s32
@@ -176,6 +178,7 @@ EMU emu_s32 emu_load(const void *p)
 #define _mm512_permutexvar_ps(k, a)    emu_permute(k, a)
 #define _mm512_max_epi32(a, b)         emu_max(a, b)
 #define _mm512_loadu_si512(p)          emu_load(p)
+#define _mm512_stream_ps(p, a)         emu_store(p, a)
 #define _mm512_fmadd_ps(a, b, c)       emu_fma(a, b, c)
 #define _mm512_cvtph_ps(h)             emu_from_f16(h)
 #define _mm512_cvtepu8_epi32(b)        emu_from_u8(b)

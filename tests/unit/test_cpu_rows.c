@@ -236,6 +236,34 @@ static void test_fp4_dots(void **state)
     each_level(check_fp4_dots);
 }
 
+/* Rows copied past the caches, to whole cache lines and to any place: every number, and nothing beside them. */
+static void check_rows_past(void)
+{
+    static const int32_t shapes[][4] = {{7, 32, 48, 0}, {3, 16, 16, 0}, {5, 32, 40, 0}, {4, 20, 32, 0}, {6, 32, 48, 1}, {1, 1, 1, 3}};
+    float *src = aligned_alloc(64, 16 * 64 * sizeof *src), *dst = aligned_alloc(64, 16 * 64 * sizeof *dst);
+    assert_true(src && dst);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const int32_t rows = shapes[i][0], n = shapes[i][1], stride = shapes[i][2], first = shapes[i][3];
+        for (int32_t j = 0; j < 16 * 64; j++) {
+            src[j] = random_float();
+            dst[j] = 7;
+        }
+        k.rows_past(src, 64, rows, n, dst + first, stride);
+        for (int32_t j = 0; j < 16 * 64; j++) {
+            const int32_t at = j - first, r = at / stride, o = at % stride;
+            assert_true(dst[j] == (at >= 0 && r < rows && o < n ? src[r * 64 + o] : 7));
+        }
+    }
+    free(src);
+    free(dst);
+}
+
+static void test_rows_past(void **state)
+{
+    (void)state;
+    each_level(check_rows_past);
+}
+
 /* Angles up to a million positions: the fp32 product's own sine and cosine, to a step of fp32. */
 static void check_rotary(void)
 {
@@ -414,7 +442,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bf16_products),
-        cmocka_unit_test(test_products), cmocka_unit_test(test_decoders), cmocka_unit_test(test_fp4_dots), cmocka_unit_test(test_rotary),
+        cmocka_unit_test(test_products), cmocka_unit_test(test_decoders), cmocka_unit_test(test_fp4_dots), cmocka_unit_test(test_rows_past), cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_select),   cmocka_unit_test(test_choose),   cmocka_unit_test(test_scores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

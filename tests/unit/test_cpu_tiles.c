@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "backend/cpu/kernels.h"
+#include "backend/cpu/cpu.h"
 
 /* Over two decoded parts of 256 channels, and not to the end of a third. */
 enum { N_IN = 592, N_OUT = 48, N_BLOCKS = N_IN / NIB_CPU_BLOCK, N_ROWS = NIB_CPU_TILE_ROWS };
@@ -138,8 +138,50 @@ static void test_levels(void **state)
         check_level(names[i]);
 }
 
+/* Results of more than NIB_CPU_CACHED_BYTES, which go past the caches: the bits of one row at a time. */
+static void test_large_results(void **state)
+{
+    (void)state;
+    enum { N = 17, WIDE = 1 << 18, IN = 16 };
+    _Static_assert(sizeof(float) * N * WIDE > NIB_CPU_CACHED_BYTES, "the rows together are too many for caches");
+    struct nib_backend_config config = {
+        .dims = {.n_rows_max = N, .n_seqs_max = 1, .n_ctx_max = 1, .dim = IN, .n_hc = 1, .n_heads = 1, .head_dim = IN, .q_rank = 1,
+                 .n_groups = 1, .o_rank = 1, .n_window = 1, .vocab = 1},
+        .n_threads = 2, .cpu_mask = ~0u};
+    struct nib_backend *b;
+    struct nib_error    err;
+    assert_int_equal(nib_backend_cpu.open(&config, &b, &err), NIB_OK);
+    uint16_t *values = room(sizeof *values * WIDE * IN);
+    float    *x = room(sizeof *x * N * IN), *y = room(sizeof *y * N * WIDE), *alone = room(sizeof *alone * WIDE);
+    for (int32_t i = 0; i < WIDE * IN; i++)
+        values[i] = (uint16_t)(0x3c00 + random_bits() % 0x400);
+    for (int32_t i = 0; i < N * IN; i++)
+        x[i] = random_float();
+    const struct nib_weight_part part = {.data = values, .global_scale = 1};
+    const struct nib_weight_desc desc = {.type = NIB_WEIGHT_BF16, .n_stack = 1, .n_out = WIDE, .n_in = IN, .part = &part};
+    struct nib_weight           *w;
+    assert_int_equal(nib_backend_cpu.weight_pack(b, &desc, &w, &err), NIB_OK);
+    struct nib_stream     *s = nib_backend_cpu.stream(b);
+    struct nib_linear_args a = {.x = {.plain = {x, NIB_DTYPE_F32, N, IN, IN}, .rows = N, .cols = IN},
+                                .n_weights = 1, .w = {w}, .y = {{y, NIB_DTYPE_F32, N, WIDE, WIDE}}};
+    assert_int_equal(nib_backend_cpu.ops->linear(s, &a), NIB_OK);
+    a.x.rows = a.x.plain.rows = a.y[0].rows = 1;
+    a.y[0].data = alone;
+    for (int32_t r = 0; r < N; r++) {
+        a.x.plain.data = x + r * IN;
+        assert_int_equal(nib_backend_cpu.ops->linear(s, &a), NIB_OK);
+        assert_memory_equal(alone, y + (size_t)r * WIDE, sizeof *alone * WIDE);
+    }
+    nib_backend_cpu.weight_free(b, w);
+    nib_backend_cpu.close(b);
+    free(values);
+    free(x);
+    free(y);
+    free(alone);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_levels)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_levels), cmocka_unit_test(test_large_results)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

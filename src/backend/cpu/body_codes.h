@@ -93,15 +93,16 @@ BODY void sum_scaled(const int type, vec *f, const vec *s)
     *f = (*f - NIB_CPU_SUM_BASE) * *s;
 }
 
-/* Sums of `rows` rows += block w times block b of each, CODES_TOGETHER rows at a time: four channels of the strip are in
+/* Sums of `rows` rows += block w times block b of each, in equal parts of at most CODES_TOGETHER rows: four channels of the strip are in
  * registers for all of these, and four of a row for the whole strip. Loads, not products, are what there is too much
  * of. */
 BODY void block_add(const int rows, const int type, const struct codes_block *w,
                     const struct nib_cpu_code_block *const *x, int64_t b, vec (*sum)[STRIP_VECS])
 {
-    UNROLL for (int r0 = 0; r0 < rows; r0 += CODES_TOGETHER)
+    const int parts = (rows + CODES_TOGETHER - 1) / CODES_TOGETHER, most = (rows + parts - 1) / parts;
+    UNROLL for (int r0 = 0; r0 < rows; r0 += most)
     {
-        const int n = rows - r0 < CODES_TOGETHER ? rows - r0 : CODES_TOGETHER;
+        const int n = rows - r0 < most ? rows - r0 : most;
         code_sum  all[CODES_TOGETHER][STRIP_VECS];
         UNROLL for (int i = 0; i < 4; i++)
         {
@@ -149,8 +150,12 @@ BODY void codes_stream(const int rows, const int type, const struct nib_cpu_tile
     for (int32_t b = 0; b < n_blocks; b++) {
         struct codes_block w;
         UNROLL for (int q = 0; q < STRIP_PANELS; q++)
+        {
             UNROLL for (int i = 0; i < block_bytes(type); i += 64)
                 __builtin_prefetch(codes_ahead(type, at.codes[q], b, n_blocks, STRIP_PANELS) + i);
+            if (b % 4 == 0)
+                __builtin_prefetch(scales_ahead(type, at.scales[q], b, n_blocks, STRIP_PANELS));
+        }
         codes_block_open(type, &at, b, &w);
         block_add(rows, type, &w, x, b, sum);
     }

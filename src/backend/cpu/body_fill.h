@@ -1,4 +1,20 @@
-/* Body of a rung, the table. */
+/* Body of a rung, the table; VEC_STORE_PAST(p, v) is a store past the caches, if the rung has one. */
+
+/* Only whole lines go past the caches: a part of one would be read first. The fence is for whoever reads them next. */
+static void rows_past(const float *src, int64_t src_stride, int32_t n_rows, int32_t n, float *dst, int64_t dst_stride)
+{
+#ifdef VEC_STORE_PAST
+    if ((uintptr_t)dst % 64 == 0 && dst_stride % 16 == 0 && n % 16 == 0) {
+        for (int32_t r = 0; r < n_rows; r++)
+            for (int32_t i = 0; i < n; i += VEC_FLOATS)
+                VEC_STORE_PAST(dst + r * dst_stride + i, *(const vec *)(const void *)(src + r * src_stride + i));
+        _mm_sfence();
+        return;
+    }
+#endif
+    for (int32_t r = 0; r < n_rows; r++)
+        memcpy(dst + r * dst_stride, src + r * src_stride, sizeof(float) * (size_t)n);
+}
 
 static void fill_all(struct nib_cpu_kernels *k)
 {
@@ -31,6 +47,7 @@ static void fill_all(struct nib_cpu_kernels *k)
     k->exp_shifted = exp_shifted;
     k->softmax_scores = softmax_scores;
     k->swiglu = swiglu;
+    k->rows_past = rows_past;
     k->bf16_decode = bf16_decode;
     k->bf16_encode = bf16_encode;
     k->bf16_round = bf16_round;

@@ -41,6 +41,13 @@ BODY const uint8_t *codes_ahead(const int type, const uint8_t *codes, int32_t b,
     return codes + at + (at >= end ? (panels - 1) * end : 0);
 }
 
+/* The scales of 4-bit codes that belong to it, a cache line for four blocks. */
+BODY const uint8_t *scales_ahead(const int type, const uint8_t *scales, int32_t b, int32_t n, int32_t panels)
+{
+    const int32_t at = b + PREFETCH_BYTES / block_bytes(type);
+    return block_scales_at(type, scales, at + (at >= n ? (panels - 1) * n : 0));
+}
+
 BODY int32_t n_blocks_of(const struct nib_cpu_matrix *w)
 {
     return (w->n_in + NIB_CPU_BLOCK - 1) / NIB_CPU_BLOCK;

@@ -18,6 +18,9 @@
 #define NIB_CPU_RUN      4
 #define NIB_CPU_RUN_OUTS (NIB_CPU_RUN * NIB_CPU_TILE_OUTS)
 
+/* Results of an op that take more are not looked for in caches when the next op reads them. */
+#define NIB_CPU_CACHED_BYTES (16 << 20)
+
 /* Segments of a query's rows at most: see attention_cpu.c. */
 #define NIB_CPU_SEGMENTS 2
 

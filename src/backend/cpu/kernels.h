@@ -144,6 +144,10 @@ struct nib_cpu_kernels {
     /* g = silu(min(g, limit)) * clamp(u, +-limit), NaN where g or u is NaN or Inf; limit 0: no clamps. */
     void (*swiglu)(float *g, const float *u, float limit, int32_t n);
 
+    /* n_rows rows of n floats, strides in floats, to where no cache will hold them until they are read: past the caches where
+     * the rung can. src and src_stride are aligned to 64 bytes. */
+    void (*rows_past)(const float *src, int64_t src_stride, int32_t n_rows, int32_t n, float *dst, int64_t dst_stride);
+
     void (*bf16_decode)(const uint16_t *src, float *dst, int32_t n);
     void (*bf16_encode)(const float *src, uint16_t *dst, int32_t n);
     void (*bf16_round)(float *x, int32_t n);

@@ -13,6 +13,7 @@
  * well: 6 rows are 12 chains, and 8 loads feed 12 operations. */
 #define VEC_BYTES        32
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm256_fmadd_ps((__m256)(b), (__m256)(c), (__m256)(a)))
+#define VEC_STORE_PAST(p, v) _mm256_stream_ps((p), (__m256)(v))
 #define VEC_FUSED
 #define CODES_ROWS       4
 #define CODES_TOGETHER   4

@@ -11,22 +11,25 @@
 /* One register is a channel of a panel: 12 rows are 12 chains, each fed by a number from memory. */
 #define VEC_BYTES        64
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
+#define VEC_STORE_PAST(p, v) _mm512_stream_ps((p), (__m512)(v))
 #define VEC_FUSED
 #define VEC_KEEP(v)
-/* 6 integer rows by two panels are 12 sums of integers and 12 of fp32. */
+/* 6 integer rows by two panels are 12 sums of integers and 12 of fp32; 8 are 4 and 4, 8 and 16. More are parts of 4 to 6. */
 #define CODES_ROWS        6
 #define CODES_TOGETHER    6
-#define CODES_STREAM_ROWS 6
-#define CODES_ROWS_CASES(CASE)   CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#define CODES_STREAM_CASES(CASE) CODES_ROWS_CASES(CASE)
+#define CODES_STREAM_ROWS 8
+#define CODES_ROWS_CASES(CASE)   CASE(4) CASE(5) CASE(6)
+#define CODES_STREAM_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #define PREFETCH_BYTES    3072
 #define DOT_ROWS         4
 #define DOT_OUTS         4
-#define STREAM_ROWS      3
-#define STREAM_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3)
+/* 8 rows are 8 chains and as many sums beside the 8 vectors of an octet. */
+#define STREAM_ROWS      8
+#define STREAM_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #define STREAM_PANELS    2
 #define TILE_ROWS_MOST   12
-#define TILE_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+/* More rows than pass straight are parts of 6 to 12. */
+#define TILE_ROWS_CASES(CASE) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #define VEC_MASK(v)      ((uint32_t)_mm512_movepi32_mask((__m512i)(v)))
 #define ATTEND_ROWS      6
 

@@ -11,12 +11,12 @@
 #define VEC_FMA(a, b, c) ((a) = (vec)_mm512_fmadd_ps((__m512)(b), (__m512)(c), (__m512)(a)))
 #define VEC_FUSED
 #define VEC_KEEP(v)
-/* 6 integer rows by two panels are 12 sums of integers and 12 of fp32. */
+/* 6 integer rows by two panels are 12 sums of integers and 12 of fp32; 8 are 4 and 4, 8 and 16. More are parts of 4 to 6. */
 #define CODES_ROWS        6
 #define CODES_TOGETHER    6
-#define CODES_STREAM_ROWS 6
-#define CODES_ROWS_CASES(CASE)   CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#define CODES_STREAM_CASES(CASE) CODES_ROWS_CASES(CASE)
+#define CODES_STREAM_ROWS 8
+#define CODES_ROWS_CASES(CASE)   CASE(4) CASE(5) CASE(6)
+#define CODES_STREAM_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #define PREFETCH_BYTES    3072
 
 /* Of the bodies only what the integer products need is used. */

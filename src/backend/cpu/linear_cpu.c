@@ -33,6 +33,19 @@ static struct item item_at(int32_t i, int32_t n_blocks, int32_t n_tiles)
     return (struct item){first + at % width, at / width};
 }
 
+/* A tile's results to rows [row, row + n) of y. Where y is more than caches hold until it is read, they go past them: rows of
+ * 32768 results lie at the same sets of the caches, and a line that is written there is read from memory first. */
+static void tile_write(const struct nib_stream *s, const struct nib_mat *y, int32_t row, int32_t n, int32_t out,
+                       int32_t n_outs, const float *results)
+{
+    if (y->dtype == NIB_DTYPE_F32 && (int64_t)y->rows * y->cols * (int64_t)sizeof(float) > NIB_CPU_CACHED_BYTES) {
+        s->k.rows_past(results, NIB_CPU_TILE_OUTS, n, n_outs, (float *)nib_cpu_row(y, row) + out, y->stride);
+        return;
+    }
+    for (int32_t r = 0; r < n; r++)
+        nib_cpu_row_write(s, y, row + r, out, n_outs, results + r * NIB_CPU_TILE_OUTS);
+}
+
 /* Tiles of a group of rows for all weights of a linear. */
 static void linear_group(struct nib_stream *s, const struct nib_linear_args *a, int32_t row0, int32_t n)
 {
@@ -59,8 +72,7 @@ static void linear_group(struct nib_stream *s, const struct nib_linear_args *a, 
         int32_t out = (block - block0[i]) * NIB_CPU_TILE_OUTS, n_outs = min_of(w[i].n_out - out, NIB_CPU_TILE_OUTS);
         int32_t r0 = at.tile * NIB_CPU_TILE_ROWS, n_rows = min_of(n - r0, NIB_CPU_TILE_ROWS);
         nib_cpu_tile_run(s, th, &w[i], need[i], &rows, NULL, r0, n_rows, 0, out, n_outs, th->tile_y[0]);
-        for (int32_t r = 0; r < n_rows; r++)
-            nib_cpu_row_write(s, &a->y[i], row0 + r0 + r, out, n_outs, th->tile_y[0] + r * NIB_CPU_TILE_OUTS);
+        tile_write(s, &a->y[i], row0 + r0, n_rows, out, n_outs, th->tile_y[0]);
     }
 }
 
