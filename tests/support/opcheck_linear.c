@@ -285,10 +285,12 @@ void oc_check_o_a(struct oc_case *c)
     o.format = (enum nib_act_format)oc_range(c, NIB_ACT_PLAIN, NIB_ACT_INT8);
     o.plain = o.format == NIB_ACT_PLAIN || oc_chance(c, 0.7);
     n_in = n_in > 384 ? 384 : n_in;
-    if (c->format != NIB_ACT_PLAIN) { /* few rows and many of BF16 weights, whole units of eight columns and not */
-        type = NIB_WEIGHT_BF16;
+    if (c->format != NIB_ACT_PLAIN) { /* few rows and many of BF16 and FP8 weights, in whole units of columns and not */
+        bool fp8 = c->index % 4 == 2 || c->index % 8 == 3;
+        int32_t unit = fp8 ? 16 : 8;
+        type = fp8 ? NIB_WEIGHT_FP8 : NIB_WEIGHT_BF16;
         n = c->index % 2 ? oc_range(c, 17, 40) : n;
-        n_in = oc_chance(c, 0.8) ? (n_in + 7) / 8 * 8 : n_in;
+        n_in = oc_chance(c, 0.8) ? (n_in + unit - 1) / unit * unit : fp8 ? n_in / 16 * 16 + 8 : n_in;
         o.first = oc_weight_new(c, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, 8, 64);
         if (c->format == NIB_ACT_FP8)
             o.first = oc_weight_new(c, NIB_WEIGHT_FP8, NIB_ACT_FP8, 1, 128, 128);

@@ -20,6 +20,10 @@ plain plain_few_bf16 64 128
 plain plain_few_f32 64 128
 plain plain_many_bf16 168 128
 plain plain_many_f32 128 128
+plain plain_fp8_few_bf16 128 128
+plain plain_fp8_few_f32 128 128
+plain plain_fp8_many_bf16 248 128
+plain plain_fp8_many_f32 184 128
 experts experts_in_16 80 1024
 experts experts_in_96 80 5120
 experts experts_out_16 64 1024

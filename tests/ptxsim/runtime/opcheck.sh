@@ -14,7 +14,8 @@ if [ "$2" = sm100a ] || [ "$2" = sm120a ]; then
         plain=
         nvfp4='norm linear_one linear_pair place groups experts_in_16 experts_in_96 experts_out_16 experts_out_96 swiglu_act pack_scales
             attend_bf16 attend_fp8 attend_nvfp4 attend_f32_bf16 attend_f32_fp8 attend_f32_nvfp4 index_fp4 index_bf16 index_f32_bf16
-            plain_few_bf16 plain_few_f32 plain_many_bf16 plain_many_f32'
+            plain_few_bf16 plain_few_f32 plain_many_bf16 plain_many_f32
+            plain_fp8_few_bf16 plain_fp8_few_f32 plain_fp8_many_bf16 plain_fp8_many_f32'
         fp8='fp8_one fp8_pair mxfp4_one mxfp4_pair mx_in_16 mx_in_96 mx_out_16 mx_out_96 place groups swiglu_act combine pack_scales'
         ;;
     sm120a)

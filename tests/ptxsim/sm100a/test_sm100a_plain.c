@@ -1,6 +1,6 @@
-/* The sm_100a product of plain rows from its emitted PTX, held to sums in double: BF16 and fp32 rows, few and many,
- * groups, ragged shapes, values at every edge, the same bits among few rows and many. `long`: many schedules; `broken`:
- * changes to the PTX, each of which must be caught. */
+/* The sm_100a product of plain rows from its emitted PTX, held to sums in double: BF16 and fp32 rows, BF16 and FP8
+ * weights, few and many rows, groups, ragged shapes, values at every edge, the same bits among few rows and many. `long`:
+ * many schedules; `broken`: changes to the PTX, each of which must be caught. */
 #include "ptxsim/sm100a/sm100a_rig.h"
 
 struct problem {
@@ -29,6 +29,38 @@ static float edge(struct problem *r, int32_t row)
     }
 }
 
+static float e4m3(unsigned c)
+{
+    float v = c & 0x78 ? ldexpf((float)(8 + (c & 7)), (int)(c >> 3 & 15) - 10) : ldexpf((float)(c & 7), -9);
+    return c & 0x80 ? -v : v;
+}
+
+/* Every code but NaN under scales near 1, or as far apart as the kernels take them; atoms as they are packed. */
+static void fill_fp8(struct problem *r)
+{
+    struct nib_sm100a_plain *p = &r->p;
+    int32_t  rows = p->n_groups * p->n_out, cols = (p->n_in + 127) / 128, bands = (rows + 127) / 128;
+    size_t   n = (size_t)rows * (size_t)p->n_in, n_atoms = (size_t)(bands * cols);
+    uint8_t *codes = malloc(n), *atoms = malloc(n_atoms * 512);
+    assert_true(codes && atoms);
+    for (size_t i = 0; i < n_atoms; i++)
+        memset(atoms + i * 512, 115 + (int)(rig_next(&r->seed) % 16), 512);
+    for (size_t i = 0; i < n_atoms && r->hostile; i++)
+        memset(atoms + i * 512, 60 + (int)(rig_next(&r->seed) % (NIB_SM100A_PLAIN_FP8_MOST - 59)), 512);
+    if (r->hostile)
+        memset(atoms, NIB_SM100A_PLAIN_FP8_MOST, 512);
+    for (size_t i = 0; i < n; i++) {
+        uint8_t c = (uint8_t)rig_next(&r->seed);
+        codes[i] = (c & 0x7f) == 0x7f ? 0x38 : c;
+        size_t atom = i / (size_t)p->n_in / 128 * (size_t)cols + i % (size_t)p->n_in / 128;
+        r->w[i] = ldexpf(e4m3(codes[i]), atoms[atom * 512] - 127);
+    }
+    p->w = rig_alloc(r->machine, n, codes);
+    p->w_scales = rig_alloc(r->machine, n_atoms * 512, atoms);
+    free(codes);
+    free(atoms);
+}
+
 static void fill(struct problem *r)
 {
     struct nib_sm100a_plain *p = &r->p;
@@ -38,11 +70,14 @@ static void fill(struct problem *r)
     r->x = malloc(n_x * sizeof *r->x);
     r->w = malloc(n_w * sizeof *r->w);
     assert_true(half && r->x && r->w);
-    for (size_t i = 0; i < n_w; i++) {
+    if (p->w_fp8)
+        fill_fp8(r);
+    for (size_t i = 0; i < n_w && !p->w_fp8; i++) {
         half[i] = rig_bf16(rig_value(&r->seed));
         r->w[i] = rig_from_bf16(half[i]);
     }
-    p->w = rig_alloc(r->machine, n_w * 2, half);
+    if (!p->w_fp8)
+        p->w = rig_alloc(r->machine, n_w * 2, half);
     uint64_t start = r->seed;
     for (size_t i = 0; i < n_x; i++) {
         int32_t row = (int32_t)(i / (size_t)p->x_stride), at = (int32_t)(i % (size_t)p->x_stride);
@@ -128,11 +163,13 @@ static bool right(struct problem *r)
     return true;
 }
 
+static bool of_fp8; /* weights */
+
 static void one(int32_t n_rows, int32_t n_groups, int32_t n_out, int32_t n_in, bool x_f32, bool y_f32, bool hostile,
                 struct px_config config)
 {
     struct problem r = {.p = {.n_rows = n_rows, .n_groups = n_groups, .n_out = n_out, .n_in = n_in, .x_f32 = x_f32,
-                              .y_f32 = y_f32},
+                              .y_f32 = y_f32, .w_fp8 = of_fp8},
                         .config = config,
                         .seed = (uint64_t)(n_rows * 31 + n_out),
                         .hostile = hostile};
@@ -159,12 +196,27 @@ static void many_rows(void **state)
     one(200, 1, 24, 264, false, false, true, (struct px_config){.seed = 6});
 }
 
+static void fp8_weights(void **state)
+{
+    (void)state;
+    of_fp8 = true;
+    one(1, 1, 8, 16, true, true, false, (struct px_config){.seed = 0});
+    one(16, 3, 72, 208, true, false, true, (struct px_config){.seed = 1}); /* groups that begin inside a band of scales */
+    one(9, 2, 136, 1040, true, true, true, (struct px_config){.seed = 2});
+    one(3, 1, 16, 2080, false, false, false, (struct px_config){.seed = 4}); /* stages are used again, all of them */
+    one(70, 2, 130, 144, true, true, true, (struct px_config){.seed = 5});
+    one(193, 1, 24, 272, false, false, true, (struct px_config){.seed = 6});
+    of_fp8 = false;
+}
+
 /* The first rows of one product are those of the other. */
 static void same_bits(void **state)
 {
     (void)state;
-    for (int f32 = 0; f32 < 2; f32++) {
-        struct problem few = {.p = {.n_rows = 5, .n_groups = 2, .n_out = 20, .n_in = 520, .x_f32 = f32, .y_f32 = true},
+    for (int i = 0; i < 4; i++) {
+        bool           f32 = i % 2, fp8 = i / 2;
+        struct problem few = {.p = {.n_rows = 5, .n_groups = 2, .n_out = 20, .n_in = 528, .x_f32 = f32, .y_f32 = true,
+                                    .w_fp8 = fp8},
                               .seed = 9},
                        many = few;
         many.p.n_rows = 40;
@@ -201,6 +253,12 @@ static void refused(void **state)
     p.n_in = 12;
     assert_false(PLAN());
     assert_string_equal(error, "sm_100a: n_in of plain rows is 12: wants a multiple of 8");
+    p.n_in = 24;
+    p.x_stride = 24;
+    p.w_fp8 = true;
+    assert_false(PLAN());
+    assert_string_equal(error, "sm_100a: n_in of plain rows is 24: wants a multiple of 16");
+    p.w_fp8 = false;
     p.n_in = 8;
     p.x_stride = 12;
     assert_false(PLAN());
@@ -231,10 +289,12 @@ static void many_schedules(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < 24; seed++) {
-        one(7 + (int32_t)seed, 2, 136, 1032, seed % 3 != 0, seed % 2, true,
+        of_fp8 = seed % 4 == 3;
+        one(7 + (int32_t)seed, 2, 136, 1040, seed % 3 != 0, seed % 2, true,
             (struct px_config){.seed = seed, .resident = 1 + (int32_t)seed % 2});
-        one(100 + (int32_t)seed, 1, 70, 520, seed % 3 == 0, seed % 2, true, (struct px_config){.seed = seed});
+        one(100 + (int32_t)seed, 1, 70, 528, seed % 3 == 0, seed % 2, true, (struct px_config){.seed = seed});
     }
+    of_fp8 = false;
     one(3, 1, 130, 7168, true, true, false, (struct px_config){.seed = 24, .mma_by_steps = true});
     one(18, 160, 8, 72, true, true, true, (struct px_config){.seed = 25}); /* one block a tile, two of rows */
 }
@@ -302,6 +362,38 @@ static const struct ptx_breakage breakages[] = {
     {"too few columns", "tcgen05.alloc", 0, PTX_LAST, "32"},
 };
 
+/* Where FP8 weights come in: waits in their order are a place for codes emptied, stage full, codes there, stage empty, all
+ * done. Not here: lanes that are not together before codes are given back, which no schedule has shown. */
+static const struct ptx_breakage fp8_breakages[] = {
+    {"no wait for a place for codes", WAIT, 0, PTX_SKIP_WAIT, NULL},
+    {"no wait for a full stage", WAIT, 1, PTX_SKIP_WAIT, NULL},
+    {"no wait for codes", WAIT, 2, PTX_SKIP_WAIT, NULL},
+    {"no wait for an empty stage", WAIT, 3, PTX_SKIP_WAIT, NULL},
+    {"no wait for the last product", WAIT, 4, PTX_SKIP_WAIT, NULL},
+    {"phase 0 for places", WAIT, 0, PTX_LAST, "0"},
+    {"phase 1 for places", WAIT, 0, PTX_LAST, "1"},
+    {"phase 0 for full stages", WAIT, 1, PTX_LAST, "0"},
+    {"phase 1 for full stages", WAIT, 1, PTX_LAST, "1"},
+    {"phase 0 for codes", WAIT, 2, PTX_LAST, "0"},
+    {"phase 1 for codes", WAIT, 2, PTX_LAST, "1"},
+    {"phase 0 for empty stages", WAIT, 3, PTX_LAST, "0"},
+    {"phase 1 for empty stages", WAIT, 3, PTX_LAST, "1"},
+    {"weights not shown to the tensor core", "fence.proxy.async", 0, PTX_DELETE, NULL},
+    {"lanes not together before a stage is announced", "bar.warp.sync", 2, PTX_DELETE, NULL},
+    {"codes never given back", "mbarrier.arrive.shared", 0, PTX_DELETE, NULL},
+    {"stages never announced", "mbarrier.arrive.shared", 1, PTX_DELETE, NULL},
+    {"stages never emptied", "tcgen05.commit", 0, PTX_DELETE, NULL},
+    {"16 bytes too many expected", "mbarrier.arrive.expect_tx", 0, PTX_LAST, "16400"},
+    {"16 bytes too few expected", "mbarrier.arrive.expect_tx", 0, PTX_LAST, "16368"},
+    {"codes left out", "cp.async.bulk.tensor", 0, PTX_DELETE, NULL},
+    {"eight values of a row left out", "st.shared.v4", 3, PTX_DELETE, NULL},
+    {"codes 16 bytes on", "+45056]", 0, PTX_REPLACE, "+45072]"},
+    {"two values exchanged", "prmt.b32", 0, PTX_LAST, "1044"},
+    {"biases not made up for", "mul.rn.bf16x2", 0, PTX_LAST, "1065369472"},
+    {"the first scale for all of a row", "ld.global.u8", 1, PTX_DELETE, NULL},
+    {"every span the first", "%cluster_ctarank", 0, PTX_LAST, "0"},
+};
+
 static bool caught(const void *problem, struct px_module *module, uint64_t seed, char *text, size_t bytes)
 {
     struct problem r = *(const struct problem *)problem;
@@ -322,13 +414,23 @@ static void broken(void **state)
                   sizeof breakages / sizeof breakages[0]);
 }
 
+static void broken_fp8(void **state)
+{
+    (void)state;
+    const struct problem r = {.p = {.n_rows = 9, .n_groups = 1, .n_out = 40, .n_in = 7200, .x_f32 = true, .y_f32 = true,
+                                    .w_fp8 = true}};
+    rig_break_all(&(struct rig_broken){"plain_sm100a", "nib_sm100a_plain_fp8_few_f32", 4, &r, caught}, fp8_breakages,
+                  sizeof fp8_breakages / sizeof fp8_breakages[0]);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(few_rows), cmocka_unit_test(many_rows),
-                                       cmocka_unit_test(same_bits), cmocka_unit_test(open_questions),
+                                       cmocka_unit_test(fp8_weights), cmocka_unit_test(same_bits),
+                                       cmocka_unit_test(open_questions),
                                        cmocka_unit_test(refused)};
     const struct CMUnitTest longer[] = {cmocka_unit_test(many_schedules)};
-    const struct CMUnitTest wrong[] = {cmocka_unit_test(broken)};
+    const struct CMUnitTest wrong[] = {cmocka_unit_test(broken), cmocka_unit_test(broken_fp8)};
     if (argc > 1 && strcmp(argv[1], "broken") == 0)
         return cmocka_run_group_tests(wrong, NULL, NULL);
     return argc > 1 && strcmp(argv[1], "long") == 0 ? cmocka_run_group_tests(longer, NULL, NULL)

@@ -50,9 +50,25 @@ static bool format_of(enum nib_weight_type type, enum nib_act_format act, enum n
                                     : act == NIB_ACT_FP8 && (type == NIB_WEIGHT_FP8 || type == NIB_WEIGHT_MXFP4);
 }
 
+/* Whether FP8 weights are bf16 numbers once they are opened. Without values nothing speaks against it. */
+static bool opens(const struct nib_weight_desc *d)
+{
+    size_t         n = (size_t)((d->n_out + 127) / 128) * (size_t)((d->n_in + 127) / 128);
+    const uint8_t *scales = d->part ? d->part[0].scales : NULL;
+    for (size_t i = 0; i < n && scales; i++)
+        if (scales[i] < NIB_SM100A_PLAIN_FP8_LEAST || scales[i] > NIB_SM100A_PLAIN_FP8_MOST)
+            return false;
+    return true;
+}
+
 static bool packs(const struct nib_weight_desc *d, size_t *codes, size_t *scales)
 {
     enum nib_sm100a_format format;
+    if (d->type == NIB_WEIGHT_FP8 && d->act == NIB_ACT_PLAIN) {
+        *codes = (size_t)d->n_out * (size_t)d->n_in;
+        *scales = (size_t)nib_sm100a_mx_scale_bytes(d->n_out, d->n_in);
+        return d->use != NIB_USE_ANY && d->n_stack == 1 && d->n_in % 16 == 0 && opens(d);
+    }
     if (d->type == NIB_WEIGHT_BF16 && d->act == NIB_ACT_PLAIN) { /* plain_sm100a.cu reads units of 8 values */
         *codes = (size_t)d->n_out * (size_t)d->n_in * 2;
         *scales = 0;

@@ -19,6 +19,10 @@ void nib_sm100a_plain_few_bf16(const struct nib_sm100a_plain_args a);
 void nib_sm100a_plain_few_f32(const struct nib_sm100a_plain_args a);
 void nib_sm100a_plain_many_bf16(const struct nib_sm100a_plain_args a);
 void nib_sm100a_plain_many_f32(const struct nib_sm100a_plain_args a);
+void nib_sm100a_plain_fp8_few_bf16(const struct nib_sm100a_plain_args a);
+void nib_sm100a_plain_fp8_few_f32(const struct nib_sm100a_plain_args a);
+void nib_sm100a_plain_fp8_many_bf16(const struct nib_sm100a_plain_args a);
+void nib_sm100a_plain_fp8_many_f32(const struct nib_sm100a_plain_args a);
 
 enum {
     GRID_Y_MOST = 32768,
@@ -122,23 +126,27 @@ enum nib_status nib_sm100a_index_select(struct nib_stream *s, const struct nib_i
     return nib_cuda_check(s, cudaGetLastError(), "index_select");
 }
 
-/* ---- Plain rows times BF16 weights ---- */
+/* ---- Plain rows times BF16 or FP8 weights ---- */
 
 enum nib_status nib_sm100a_plain_multiply(struct nib_stream *s, const struct nib_mat *x, int32_t n_groups,
                                           const struct nib_cuda_matrix *w, const struct nib_mat *y, bool *taken)
 {
-    static const void *const kernels[2][2] = {
-        {(const void *)nib_sm100a_plain_few_bf16, (const void *)nib_sm100a_plain_few_f32},
-        {(const void *)nib_sm100a_plain_many_bf16, (const void *)nib_sm100a_plain_many_f32}};
-    bool                    f32 = x->dtype == NIB_DTYPE_F32;
+    static const void *const kernels[2][2][2] = {
+        {{(const void *)nib_sm100a_plain_few_bf16, (const void *)nib_sm100a_plain_few_f32},
+         {(const void *)nib_sm100a_plain_many_bf16, (const void *)nib_sm100a_plain_many_f32}},
+        {{(const void *)nib_sm100a_plain_fp8_few_bf16, (const void *)nib_sm100a_plain_fp8_few_f32},
+         {(const void *)nib_sm100a_plain_fp8_many_bf16, (const void *)nib_sm100a_plain_fp8_many_f32}}};
+    bool                    f32 = x->dtype == NIB_DTYPE_F32, fp8 = w->type == NIB_WEIGHT_FP8;
     struct nib_sm100a_plain p = {.n_rows = x->rows,
                                  .n_groups = n_groups,
                                  .n_out = w->n_out / n_groups,
                                  .n_in = w->n_in,
                                  .x_f32 = f32,
                                  .y_f32 = y->dtype == NIB_DTYPE_F32,
+                                 .w_fp8 = fp8,
                                  .x = x->data,
                                  .w = w->codes,
+                                 .w_scales = w->scales,
                                  .y = y->data,
                                  .x_stride = x->stride,
                                  .y_stride = y->stride};
@@ -154,6 +162,6 @@ enum nib_status nib_sm100a_plain_multiply(struct nib_stream *s, const struct nib
     if (!nib_sm100a_plain_plan(&p, encode, &args, &l, &n_row_tiles, why, sizeof why))
         return nib_error_set(&s->error, NIB_E_DEVICE, "cuda: %s", why);
     bool many = strstr(l.kernel, "_many_") != NULL;
-    return nib_blackwell_launch(s, kernels[many][f32], (dim3){l.grid, n_row_tiles, 1}, l.block, l.cluster,
+    return nib_blackwell_launch(s, kernels[fp8][many][f32], (dim3){l.grid, n_row_tiles, 1}, l.block, l.cluster,
                                 l.shared_bytes, &args, "a product of plain rows");
 }

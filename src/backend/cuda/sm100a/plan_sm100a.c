@@ -224,13 +224,18 @@ bool nib_sm100a_plain_plan(const struct nib_sm100a_plain *p, nib_sm100a_encode *
                            struct nib_sm100a_plain_args *args, struct nib_blackwell_launch *launch,
                            uint32_t *n_row_tiles, char *error, size_t error_bytes)
 {
-    static const char *const kernels[2][2] = {{"nib_sm100a_plain_few_bf16", "nib_sm100a_plain_few_f32"},
-                                              {"nib_sm100a_plain_many_bf16", "nib_sm100a_plain_many_f32"}};
+    static const char *const kernels[2][2][2] = {
+        {{"nib_sm100a_plain_few_bf16", "nib_sm100a_plain_few_f32"},
+         {"nib_sm100a_plain_many_bf16", "nib_sm100a_plain_many_f32"}},
+        {{"nib_sm100a_plain_fp8_few_bf16", "nib_sm100a_plain_fp8_few_f32"},
+         {"nib_sm100a_plain_fp8_many_bf16", "nib_sm100a_plain_fp8_many_f32"}}};
     static const int32_t     rows_of[2][2] = {{NIB_SM100A_PLAIN_FEW_BF16, NIB_SM100A_PLAIN_FEW_F32},
                                               {NIB_SM100A_PLAIN_MANY_BF16, NIB_SM100A_PLAIN_MANY_F32}};
     int64_t align = p->x_f32 ? 4 : 8;
-    if (p->n_in < 8 || p->n_in % 8 != 0)
-        return refuse(error, error_bytes, "n_in of plain rows", p->n_in, "a multiple of 8");
+    int32_t unit = p->w_fp8 ? 16 : 8; /* rows of weights begin at multiples of 16 bytes */
+    if (p->n_in < unit || p->n_in % unit != 0)
+        return refuse(error, error_bytes, "n_in of plain rows", p->n_in,
+                      p->w_fp8 ? "a multiple of 16" : "a multiple of 8");
     if (p->x_stride % align != 0 || p->x_stride < (int64_t)p->n_groups * p->n_in || (uintptr_t)p->x % 16 != 0)
         return refuse(error, error_bytes, "the stride of plain rows", p->x_stride,
                       "16-byte aligned rows, none shorter than what is multiplied");
@@ -240,10 +245,13 @@ bool nib_sm100a_plain_plan(const struct nib_sm100a_plain *p, nib_sm100a_encode *
     bool    many = p->n_rows > rows_of[0][p->x_f32];
     int32_t rows = rows_of[many][p->x_f32];
     int64_t out_tiles = tiles(p->n_out, NIB_SM100A_PLAIN_OUTS), k_tiles = tiles(p->n_in, NIB_SM100A_PLAIN_K_TILE);
-    int64_t spans = spans_of(out_tiles * p->n_groups, k_tiles);
+    int64_t spans = spans_of(out_tiles * p->n_groups, k_tiles), w_row = (p->w_fp8 ? 1 : 2) * (int64_t)p->n_in;
+    int32_t stages = !p->w_fp8 ? NIB_SM100A_PLAIN_STAGES
+                     : many    ? NIB_SM100A_PLAIN_FP8_MANY_STAGES
+                               : NIB_SM100A_PLAIN_FP8_FEW_STAGES;
     memset(args, 0, sizeof *args);
-    if (!encode_codes(encode, &args->w, p->w, (int64_t)p->n_groups * p->n_out, 2 * (int64_t)p->n_in,
-                      2 * (int64_t)p->n_in, NIB_SM100A_PLAIN_OUTS, false)) {
+    if (!encode_codes(encode, &args->w, p->w, (int64_t)p->n_groups * p->n_out, w_row, w_row, NIB_SM100A_PLAIN_OUTS,
+                      false)) {
         (void)snprintf(error, error_bytes, "sm_100a plain rows: a tensor map of %" PRId32 " x [%" PRId32 ", %" PRId32
                        "] was refused", p->n_groups, p->n_out, p->n_in);
         return false;
@@ -258,10 +266,14 @@ bool nib_sm100a_plain_plan(const struct nib_sm100a_plain *p, nib_sm100a_encode *
     args->n_in = p->n_in;
     args->n_k_tiles = (int32_t)k_tiles;
     args->n_out_tiles = (int32_t)out_tiles;
+    args->w_scales = p->w_scales;
+    args->n_weights = p->n_groups * p->n_out;
+    args->n_scale_cols = (int32_t)tiles(p->n_in, 128);
     *n_row_tiles = (uint32_t)tiles(p->n_rows, rows);
     *launch = (struct nib_blackwell_launch){
-        kernels[many][p->x_f32], (uint32_t)(out_tiles * p->n_groups * spans), NIB_SM100A_PLAIN_THREADS,
-        (uint32_t)(NIB_SM100A_PLAIN_STAGES * (NIB_SM100A_PLAIN_OUTS + rows * (p->x_f32 ? 3 : 1)) * 128 + SLACK),
+        kernels[p->w_fp8][many][p->x_f32], (uint32_t)(out_tiles * p->n_groups * spans), NIB_SM100A_PLAIN_THREADS,
+        (uint32_t)(stages * (NIB_SM100A_PLAIN_OUTS + rows * (p->x_f32 ? 3 : 1)) * 128 + SLACK +
+                   (p->w_fp8 ? NIB_SM100A_PLAIN_FP8_RAW * NIB_SM100A_PLAIN_FP8_RAW_BYTES : 0)),
         (uint32_t)spans};
     return true;
 }

@@ -1,6 +1,6 @@
 /* The sm_100a kernels of whole ops against the processor's arithmetic, before the first of them is used: attention over
  * every format of rows, by one block and by eight, through pages in disorder, with selected entries and two tiles; the
- * indexer's scores of FP4 and BF16 keys; products of plain rows with BF16 weights. */
+ * indexer's scores of FP4 and BF16 keys; products of plain rows with BF16 and FP8 weights. */
 #include "backend/cuda/sm100a/ops_sm100a.h"
 
 #include <math.h>
@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "number/act_rows.h"
 #include "number/kv_rows.h"
 
 enum { ARENA = 4 << 20, ALIGN = 256 };
@@ -30,7 +31,9 @@ enum {
     PLAIN_ROWS = 40, /* more than the kernels for few rows take */
     PLAIN_GROUPS = 2,
     PLAIN_OUT = 140, /* of a group: two tiles */
-    PLAIN_IN = 328   /* several blocks share them, and more stages than one has; the last is not full */
+    PLAIN_IN = 336,  /* several blocks share them, and more stages than one has; the last is not full */
+    PLAIN_BANDS = 3, /* of 128 outputs, by as many columns: scales of FP8 */
+    PLAIN_SCALES = 3
 };
 
 struct test {
@@ -66,6 +69,12 @@ static float value(struct test *t)
 {
     t->random = t->random * 6364136223846793005u + 1442695040888963407u;
     return (float)(int32_t)(t->random >> 40 & 0xfff) / 1024.0f - 2.0f;
+}
+
+static uint32_t random_word(struct test *t)
+{
+    t->random = t->random * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(t->random >> 33);
 }
 
 static uint16_t bf16(float v)
@@ -398,12 +407,32 @@ static enum nib_status test_indexer(struct test *t)
     return status;
 }
 
-/* ---- Plain rows times BF16 weights ---- */
+/* ---- Plain rows times BF16 or FP8 weights ---- */
 
 struct plain {
     float    x[PLAIN_ROWS * PLAIN_GROUPS * PLAIN_IN], got[PLAIN_ROWS * PLAIN_GROUPS * PLAIN_OUT];
     uint16_t half[PLAIN_ROWS * PLAIN_GROUPS * PLAIN_IN], w[PLAIN_GROUPS * PLAIN_OUT * PLAIN_IN];
+    uint8_t  codes[PLAIN_GROUPS * PLAIN_OUT * PLAIN_IN]; /* FP8; w is their values */
+    uint8_t  atoms[PLAIN_BANDS * PLAIN_SCALES * 512];
 };
+
+static void draw_weights(struct test *t, struct plain *p, bool fp8)
+{
+    for (int32_t i = 0; i < PLAIN_BANDS * PLAIN_SCALES && fp8; i++)
+        memset(p->atoms + i * 512, 118 + (int)(random_word(t) % 16), 512);
+    for (int32_t i = 0; i < PLAIN_GROUPS * PLAIN_OUT * PLAIN_IN; i++) {
+        if (!fp8) {
+            p->w[i] = bf16(value(t));
+            continue;
+        }
+        uint8_t code = (uint8_t)random_word(t);
+        int32_t atom = i / PLAIN_IN / 128 * PLAIN_SCALES + i % PLAIN_IN / 128;
+        float   v;
+        p->codes[i] = (code & 0x7f) == 0x7f ? 0x38 : code; /* no NaN */
+        nib_fp8_row_decode(p->codes + i, p->atoms + atom * 512, 1, 128, &v);
+        p->w[i] = bf16(v); /* exact */
+    }
+}
 
 /* Sums of exact products in fp32, in any order: 2^-18 of the sum of magnitudes is more than 328 roundings. */
 static void hold_plain(struct test *t, const char *kernel, const struct plain *p, int32_t n)
@@ -423,7 +452,7 @@ static void hold_plain(struct test *t, const char *kernel, const struct plain *p
     }
 }
 
-static enum nib_status test_product(struct test *t, struct plain *p, int32_t n, bool f32, const char *kernel)
+static enum nib_status test_product(struct test *t, struct plain *p, int32_t n, bool f32, bool fp8, const char *kernel)
 {
     size_t  start = t->used;
     int32_t in = PLAIN_GROUPS * PLAIN_IN, out = PLAIN_GROUPS * PLAIN_OUT;
@@ -435,8 +464,9 @@ static enum nib_status test_product(struct test *t, struct plain *p, int32_t n, 
     }
     size_t                 bytes = (size_t)(n * out) * sizeof *p->got;
     void                  *x = f32 ? put(t, p->x, (size_t)(n * in) * 4) : put(t, p->half, (size_t)(n * in) * 2);
-    struct nib_cuda_matrix w = {.codes = put(t, p->w, sizeof p->w),
-                                .type = NIB_WEIGHT_BF16,
+    struct nib_cuda_matrix w = {.codes = fp8 ? put(t, p->codes, sizeof p->codes) : put(t, p->w, sizeof p->w),
+                                .scales = fp8 ? put(t, p->atoms, sizeof p->atoms) : NULL,
+                                .type = fp8 ? NIB_WEIGHT_FP8 : NIB_WEIGHT_BF16,
                                 .layout = NIB_CUDA_ATOMS,
                                 .n_stack = 1,
                                 .n_out = out,
@@ -461,21 +491,23 @@ static enum nib_status test_products(struct test *t)
 {
     static const struct {
         int32_t     n;
-        bool        f32;
+        bool        f32, fp8;
         const char *kernel;
-    } kernels[] = {{3, false, "plain_few_bf16"},
-                   {3, true, "plain_few_f32"},
-                   {PLAIN_ROWS, false, "plain_many_bf16"},
-                   {PLAIN_ROWS, true, "plain_many_f32"}};
+    } kernels[] = {{3, false, false, "plain_few_bf16"},          {3, true, false, "plain_few_f32"},
+                   {PLAIN_ROWS, false, false, "plain_many_bf16"}, {PLAIN_ROWS, true, false, "plain_many_f32"},
+                   {3, false, true, "plain_fp8_few_bf16"},        {3, true, true, "plain_fp8_few_f32"},
+                   {PLAIN_ROWS, false, true, "plain_fp8_many_bf16"},
+                   {PLAIN_ROWS, true, true, "plain_fp8_many_f32"}};
     enum nib_status status = NIB_OK;
     struct plain   *p = calloc(1, sizeof *p);
     if (!p)
         return nib_error_set(&t->s->error, NIB_E_MEMORY, "cuda: no memory for the self-test");
-    for (size_t i = 0; i < sizeof p->w / sizeof *p->w; i++)
-        p->w[i] = bf16(value(t));
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        if (i == 0 || kernels[i].fp8 != kernels[i - 1].fp8)
+            draw_weights(t, p, kernels[i].fp8);
         if (status == NIB_OK && t->e == cudaSuccess && t->why[0] == 0)
-            status = test_product(t, p, kernels[i].n, kernels[i].f32, kernels[i].kernel);
+            status = test_product(t, p, kernels[i].n, kernels[i].f32, kernels[i].fp8, kernels[i].kernel);
+    }
     free(p);
     return status;
 }

@@ -148,20 +148,29 @@ bool nib_sm100a_experts_plan(const struct nib_sm100a_experts *p, nib_sm100a_enco
                              struct nib_sm100a_experts_args *args, struct nib_blackwell_launch *launch, char *error,
                              size_t error_bytes);
 
-/* ---- Plain rows times BF16 weights ---- */
+/* ---- Plain rows times BF16 or FP8 weights ---- */
 
 #define NIB_SM100A_PLAIN_THREADS 192
 #define NIB_SM100A_PLAIN_OUTS 128  /* of a tile */
 #define NIB_SM100A_PLAIN_K_TILE 64 /* values of k that a stage holds */
 #define NIB_SM100A_PLAIN_STAGES 5
 #define NIB_SM100A_PLAIN_SPANS 8 /* most blocks that share a tile's k */
+/* FP8 weights come as they are stored, 128 values of k at a time, and are opened to stages of bf16. */
+#define NIB_SM100A_PLAIN_FP8_RAW 3
+#define NIB_SM100A_PLAIN_FP8_RAW_BYTES 16384
+#define NIB_SM100A_PLAIN_FP8_FEW_STAGES 2
+#define NIB_SM100A_PLAIN_FP8_MANY_STAGES 3
+/* Scale bytes with which every value of E4M3 is a normal bf16 number or zero, and its factor one, too. */
+#define NIB_SM100A_PLAIN_FP8_LEAST 10
+#define NIB_SM100A_PLAIN_FP8_MOST 134
 /* Rows of a tile: what one product has columns for, one a bf16 row, three an fp32 one. */
 #define NIB_SM100A_PLAIN_FEW_BF16 32
 #define NIB_SM100A_PLAIN_FEW_F32 16
 #define NIB_SM100A_PLAIN_MANY_BF16 192
 #define NIB_SM100A_PLAIN_MANY_F32 64
 
-/* Passed by value to nib_sm100a_plain_few_bf16, _few_f32, _many_bf16 and _many_f32. */
+/* Passed by value to nib_sm100a_plain_few_bf16, _few_f32, _many_bf16 and _many_f32, and to nib_sm100a_plain_fp8_few_bf16
+ * and so on. */
 struct nib_sm100a_plain_args {
     struct nib_sm100a_map w;
     const void           *x; /* [n_rows][x_stride] */
@@ -169,14 +178,18 @@ struct nib_sm100a_plain_args {
     int64_t               x_stride, y_stride; /* elements */
     int32_t               y_f32, n_rows, n_out, n_in; /* n_out, n_in: of one group */
     int32_t               n_k_tiles, n_out_tiles;
+    const uint8_t        *w_scales; /* FP8 */
+    int32_t               n_weights, n_scale_cols; /* rows of all groups; atoms of scales side by side */
 };
 
 /* y[t][g * n_out + o] = sum_k x[t][g * n_in + k] w[g * n_out + o][k] for n_groups groups. The order of sums follows from
- * the weights' shape. fp32 rows are three bf16 parts, which hold every value exactly. */
+ * the weights' shape. fp32 rows are three bf16 parts, which hold every value exactly; FP8 weights are opened to bf16
+ * with their scales, which is exact for scale bytes within the bounds above. */
 struct nib_sm100a_plain {
-    int32_t     n_rows, n_groups, n_out, n_in; /* of one group; n_in a multiple of 8 */
-    bool        x_f32, y_f32;
+    int32_t     n_rows, n_groups, n_out, n_in; /* of one group; n_in a multiple of 8, of 16 with FP8 weights */
+    bool        x_f32, y_f32, w_fp8;
     const void *x, *w; /* 16-byte aligned; rows of w follow one another without gaps */
+    const uint8_t *w_scales; /* FP8: of all groups' rows, packed (nib_sm100a_mx_scale_bytes) */
     void       *y;
     int64_t     x_stride, y_stride; /* elements; rows of x begin at multiples of 16 bytes */
 };
