@@ -8,6 +8,7 @@
 
 #include "ptxsim/blackwell/index_rig.h"
 #include "ptxsim/sm120a/attend_rig.h"
+#include "stand_in.h"
 
 #define KERNELS(X)                                                                                                     \
     X(nib_sm120a_attend_bf16)                                                                                          \
@@ -29,62 +30,6 @@ KERNELS(X)
 void nib_sm120a_index_fp4(struct nib_blackwell_index_args args);
 
 /* ---- In the simulator's place ---- */
-
-struct px_machine {
-    void *taken[64];
-    int   n;
-    char  error[200];
-};
-
-struct px_machine *px_machine_new(const struct px_config *config)
-{
-    (void)config;
-    return calloc(1, sizeof(struct px_machine));
-}
-
-void px_machine_free(struct px_machine *m)
-{
-    for (int i = 0; i < m->n; i++)
-        (void)cudaFree(m->taken[i]);
-    free(m);
-}
-
-void *px_alloc(struct px_machine *m, size_t bytes)
-{
-    void *p = NULL;
-    if (m->n == 64 || cudaMallocManaged(&p, bytes + 1, cudaMemAttachGlobal) != cudaSuccess)
-        return NULL;
-    m->taken[m->n++] = p;
-    memset(p, 0xff, bytes); /* NaN, which no result may be left as */
-    return p;
-}
-
-bool px_wrote(struct px_machine *m, const void *p, size_t bytes)
-{
-    (void)m, (void)p, (void)bytes;
-    return true;
-}
-
-bool px_written(const struct px_machine *m, const void *p, size_t bytes)
-{
-    const uint8_t *at = p;
-    (void)m;
-    while (bytes > 0 && *at == 0xff)
-        at++, bytes--;
-    return bytes > 0;
-}
-
-const char *px_error(const struct px_machine *m)
-{
-    return m->error;
-}
-
-struct px_module *px_module_read(const char *path, char *error, size_t error_bytes)
-{
-    static int nothing;
-    (void)path, (void)error, (void)error_bytes;
-    return (struct px_module *)(void *)&nothing;
-}
 
 bool px_run(struct px_machine *m, struct px_module *module, const char *entry, const struct px_launch *l)
 {

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "emulated/emulated_sm100a.h"
+#include "stand_in.h"
 #include "ptxsim/sm100a/sm100a_rig.h"
 
 #define KERNELS(X)                                                                                                     \
@@ -70,8 +71,6 @@ static struct {
     const void              *handle[FILES];
     int                      n;
     struct nib_emulated_card next; /* for the next launch */
-    void                    *spread[64]; /* copies of weights, see below */
-    int                      n_spread;
 } card;
 
 void nib_emulated_add(const void *handle)
@@ -84,9 +83,8 @@ void nib_emulated_add(const void *handle)
 static void *spread_codes(const uint8_t *codes, uint64_t values, uint64_t rows, uint64_t stride)
 {
     uint8_t *to = NULL;
-    if (card.n_spread == 64 || cudaMallocManaged((void **)&to, (size_t)(rows * values), cudaMemAttachGlobal) != cudaSuccess)
+    if (cudaMallocManaged((void **)&to, (size_t)(rows * values), cudaMemAttachGlobal) != cudaSuccess || !stand_in_keep(to))
         return NULL;
-    card.spread[card.n_spread++] = to;
     memset(to, 0, (size_t)(rows * values));
     for (uint64_t row = 0; row < rows; row++)
         for (uint64_t i = 0; i < values / 16; i++)
@@ -102,8 +100,8 @@ int sim_tensor_map_encode_tiled(void *map, int type, uint32_t rank, void *addres
     enum cudaDriverEntryPointQueryResult found;
     uint64_t                             stride[1] = {stride_bytes[0]};
     void                                *entry = NULL;
-    if (!encode && cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) ==
-                       cudaSuccess)
+    if (!encode && cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
+                                                    &found) == cudaSuccess)
         memcpy(&encode, &entry, sizeof encode);
     if (!encode || rank != 2 || card.next.n_boxes == 8)
         return 1;
@@ -112,90 +110,15 @@ int sim_tensor_map_encode_tiled(void *map, int type, uint32_t rank, void *addres
         stride[0] = dim[0];
         type = TYPE_U8;
     }
-    int e = address ? encode(map, type, rank, address, dim, stride, box, element_stride, interleave, swizzle, l2, fill) : 1;
+    if (!address)
+        return 1;
+    int e = encode(map, type, rank, address, dim, stride, box, element_stride, interleave, swizzle, l2, fill);
     memcpy(card.next.box[card.next.n_boxes].map, map, 128);
     card.next.box[card.next.n_boxes++].bytes = box[0] * box[1] * (type == TYPE_U64 ? 8 : 1);
     return e;
 }
 
 /* ---- In the simulator's place ---- */
-
-struct px_machine {
-    void *taken[64];
-    int   n;
-    char  error[300];
-};
-
-struct px_machine *px_machine_new(const struct px_config *config)
-{
-    (void)config;
-    return calloc(1, sizeof(struct px_machine));
-}
-
-void px_machine_free(struct px_machine *m)
-{
-    for (int i = 0; i < m->n; i++)
-        (void)cudaFree(m->taken[i]);
-    while (card.n_spread > 0)
-        (void)cudaFree(card.spread[--card.n_spread]);
-    free(m);
-}
-
-void *px_alloc(struct px_machine *m, size_t bytes)
-{
-    void *p = NULL;
-    if (m->n == 64 || cudaMallocManaged(&p, bytes + 1, cudaMemAttachGlobal) != cudaSuccess)
-        return NULL;
-    m->taken[m->n++] = p;
-    memset(p, 0xff, bytes); /* NaN, which no result may be left as */
-    return p;
-}
-
-bool px_wrote(struct px_machine *m, const void *p, size_t bytes)
-{
-    (void)m, (void)p, (void)bytes;
-    return true;
-}
-
-bool px_written(const struct px_machine *m, const void *p, size_t bytes)
-{
-    const uint8_t *at = p;
-    (void)m;
-    while (bytes > 0 && *at == 0xff)
-        at++, bytes--;
-    return bytes > 0;
-}
-
-const char *px_error(const struct px_machine *m)
-{
-    return m->error;
-}
-
-struct px_stats px_stats_of(const struct px_machine *m)
-{
-    (void)m;
-    return (struct px_stats){.steps = 0};
-}
-
-struct px_module *px_module_read(const char *path, char *error, size_t error_bytes)
-{
-    static int nothing;
-    (void)path, (void)error, (void)error_bytes;
-    return (struct px_module *)(void *)&nothing;
-}
-
-/* Tests that break PTX have no place here: they are not called. */
-struct px_module *px_module_parse(const char *text, size_t bytes, char *error, size_t error_bytes)
-{
-    (void)text, (void)bytes;
-    (void)snprintf(error, error_bytes, "no PTX here");
-    return NULL;
-}
-
-void px_module_free(struct px_module *module)
-{
-    (void)module;
-}
 
 static const void *handle_of(const char *entry)
 {
