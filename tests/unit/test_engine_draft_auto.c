@@ -134,12 +134,48 @@ static void test_limits(void **state)
     assert_int_equal(nib_draft_auto_choose(&a, -3), 0);
 }
 
+/* One round that an interruption made long counts as twice a usual one: with the fifth cost's weight of a quarter at
+ * most, the mean stays below 1.25 times. */
+static void test_interruption(void **state)
+{
+    (void)state;
+    struct nib_draft_auto a;
+    nib_draft_auto_init(&a, 4);
+    for (int i = 0; i < 5; i++)
+        nib_draft_auto_record(&a, 0, 0, 0.01);
+    nib_draft_auto_record(&a, 0, 0, 100);
+    assert_true(a.cost[0] > 0.01 && a.cost[0] <= 0.01 * 1.25);
+}
+
+/* While drafts pay, a plain round is measured again every 256 rounds or so, since its cost grows with the context;
+ * while they do not, tries become rare: gaps of 64, 128, ... 1024 and then always 1024, a round with drafts each. */
+static void test_measuring_again(void **state)
+{
+    (void)state;
+    struct nib_draft_auto a;
+    struct run            r;
+    double                n_plain = 0;
+    nib_draft_auto_init(&a, 4);
+    for (int i = 0; i < 10 * 257; i++) {
+        const int32_t k = nib_draft_auto_choose(&a, 4);
+        nib_draft_auto_record(&a, k, k, 0.01 * (1 + 0.1 * k));
+        n_plain += k == 0 && i > 100;
+    }
+    assert_true(n_plain >= 9 && n_plain <= 11);
+    nib_draft_auto_init(&a, 4);
+    simulate(&a, &(struct machine){0.01, 1.5, 0, 0}, 20000, &r);
+    /* Tries until the gap is 1024: 4 to know what a draft costs and 4 of doubling; (20000 - 960) / 1024 later. */
+    assert_true(r.n_drafted >= 20 && r.n_drafted <= 4 + 4 + 19 + 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_fixed),
         cmocka_unit_test(test_change),
         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_interruption),
+        cmocka_unit_test(test_measuring_again),
     };
     return cmocka_run_group_tests_name("choosing drafts", tests, NULL, NULL);
 }

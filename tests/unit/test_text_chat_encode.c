@@ -183,6 +183,7 @@ static const struct product_case product_cases[] = {
     {"[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}]}]", false, NULL},
     {"[{\"role\":\"tool\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}]}]", false, NULL},
     {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":null}]}]", false, NULL},
+    {"[{\"role\":\"tool\",\"content\":[{\"type\":\"text\",\"text\":5}]}]", false, NULL},
     {"[{\"role\":\"user\",\"content\":[{\"text\":\"a\"}]}]", false, NULL},
     {"[{\"role\":\"user\",\"content\":[\"a\"]}]", false, NULL},
     {"[{\"role\":\"user\",\"content\":5}]", false, NULL},
@@ -284,6 +285,21 @@ static void options_are_checked(void **state)
     nib_prompt_free(&p);
 }
 
+/* The release's own encoder renders a tool's parts itself; they are checked there too. */
+static void parts_of_results_are_checked(void **state)
+{
+    (void)state;
+    struct nib_chat_options o;
+    struct nib_prompt p;
+    struct nib_error err;
+    nib_chat_options_init(&o);
+    o.profile = NIB_CHAT_GA;
+    o.add_generation_prompt = false;
+    assert_int_equal(nib_chat_encode(&o, "[{\"role\":\"tool\",\"content\":[{\"type\":\"text\",\"text\":5}]}]", NULL, NULL,
+                                     &p, &err), NIB_E_ARGUMENT);
+    assert_non_null(strstr(err.text, "content[].text: found a number, wanted a string"));
+}
+
 static void errors_name_the_place(void **state)
 {
     (void)state;
@@ -295,6 +311,7 @@ static void errors_name_the_place(void **state)
         {"[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"tool_calls\":[{}]}]", NULL, "messages[1]"},
         {"[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"tool_calls\":{\"a\":1}}]", NULL,
          "messages[1].tool_calls"},
+        {"[{\"role\":\"tool\",\"content\":[{\"type\":\"text\",\"text\":5}]}]", NULL, "content[].text"},
         {"[7]", NULL, "messages[0]"},
         {"{}", NULL, "messages: found an object"},
         {"[{]", NULL, "messages: byte 2"},
@@ -374,6 +391,7 @@ int main(void)
         cmocka_unit_test(takes_what_clients_send),
         cmocka_unit_test(options_are_checked),
         cmocka_unit_test(errors_name_the_place),
+        cmocka_unit_test(parts_of_results_are_checked),
         cmocka_unit_test(keeps_zero_bytes),
         cmocka_unit_test(sorts_many_results),
     };

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "nibble.h"
+#include "text/chat_parse_tag.h"
 
 #define BLOCK(calls)      "\n\n<｜DSML｜tool_calls>\n" calls "</｜DSML｜tool_calls>"
 #define CALL(name, param) "<｜DSML｜invoke name=\"" name "\">\n" param "</｜DSML｜invoke>\n"
@@ -70,6 +71,19 @@ static void test_cut_by_length(void **state)
         assert_int_equal(r.finish, NIB_CHAT_FINISH_LENGTH);
         nib_reply_free(&r);
     }
+    /* Without tools a marker's beginning is text like any other. */
+    struct nib_reply r;
+    parse(&(struct nib_chat_parser_options){.thinking = false}, "a<｜end▁of", NIB_CHAT_END_LENGTH, &r);
+    assert_string_equal(r.content.data, "a<｜end▁of");
+    nib_reply_free(&r);
+}
+
+/* White space in front of reasoning that nobody asked for is not content. */
+static void test_blank_before_reasoning(void **state)
+{
+    (void)state;
+    check_reply(&answering, " \n<think>r</think>a", "r", "a", 0, NIB_CHAT_FINISH_STOP);
+    check_reply(&answering, " \n a", "", " \n a", 0, NIB_CHAT_FINISH_STOP);
 }
 
 /* B63: the attribute decides about the type, never the looks. */
@@ -244,6 +258,54 @@ static void test_replay(void **state)
     }
 }
 
+/* One without an id is none that the caller could know. */
+static void test_replay_without_id(void **state)
+{
+    (void)state;
+    struct nib_chat_options o;
+    struct nib_prompt       prompt;
+    size_t                  n_calls = 0;
+    nib_chat_options_init(&o);
+    o.profile = NIB_CHAT_GA;
+    o.replay = replay;
+    o.replay_user = &n_calls;
+    static const char messages[] =
+        "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":"
+        "[{\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}]";
+    assert_int_equal(nib_chat_encode(&o, messages, NULL, NULL, &prompt, NULL), NIB_OK);
+    assert_int_equal(n_calls, 0);
+    nib_prompt_free(&prompt);
+}
+
+/* A single tag: attributes need white space before them, values end on their line, and a tag that is still open after
+ * 4096 bytes is none; one byte less may go on. */
+static void test_tags(void **state)
+{
+    (void)state;
+    static const char invoke[] = "<｜DSML｜invoke";
+    static const struct {
+        const char       *rest;
+        enum nib_tag_kind kind;
+    } cases[] = {
+        {" name=\"f\">", NIB_TAG_INVOKE}, {"\n name=\"f\" string=\"true\" >", NIB_TAG_INVOKE},
+        {"name=\"f\">", NIB_TAG_NONE}, {" name=\"f\"string=\"true\">", NIB_TAG_NONE}, {" name=\"f\n>", NIB_TAG_NONE}, {" name=\"f\n", NIB_TAG_NONE},
+        {" name=\"f", NIB_TAG_PARTIAL}, {" name=\"\">", NIB_TAG_NONE}, {">", NIB_TAG_NONE}, {"", NIB_TAG_PARTIAL},
+    };
+    char text[NIB_TAG_BYTES_MAX + 64];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const int n = snprintf(text, sizeof text, "%s%s", invoke, cases[i].rest);
+        const struct nib_tag tag = nib_tag_read(text, (size_t)n);
+        if (tag.kind != cases[i].kind || (tag.kind == NIB_TAG_INVOKE && tag.n != (size_t)n))
+            fail_msg("%s: kind %d of %zu bytes, wanted %d of %d", text, (int)tag.kind, tag.n, (int)cases[i].kind, n);
+    }
+    memset(text, 'a', sizeof text);
+    memcpy(text, invoke, sizeof invoke - 1);
+    memcpy(text + sizeof invoke - 1, " name=\"", 7);
+    assert_int_equal(nib_tag_read(text, NIB_TAG_BYTES_MAX - 1).kind, NIB_TAG_PARTIAL);
+    assert_int_equal(nib_tag_read(text, NIB_TAG_BYTES_MAX).kind, NIB_TAG_NONE);
+    assert_int_equal(nib_tag_read(text, sizeof text).kind, NIB_TAG_NONE);
+}
+
 static void test_stop_strings(void **state)
 {
     (void)state;
@@ -269,7 +331,8 @@ int main(void)
         cmocka_unit_test(test_argument_types),     cmocka_unit_test(test_near_tags),
         cmocka_unit_test(test_broken_characters),  cmocka_unit_test(test_linear_time),
         cmocka_unit_test(test_states),             cmocka_unit_test(test_stop_strings),
-        cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_replay),             cmocka_unit_test(test_replay_without_id),
+        cmocka_unit_test(test_tags),               cmocka_unit_test(test_blank_before_reasoning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
