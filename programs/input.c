@@ -160,6 +160,11 @@ static bool parse_ids(const char *what, char *text, int32_t vocab, int32_t *ids,
                            c, *n);
             return false;
         }
+        if (errno == ERANGE) {
+            (void)cli_fail("%s: id %.*s at place %d is outside 0..%d", what, after - c < 40 ? (int)(after - c) : 40, c, *n,
+                           vocab - 1);
+            return false;
+        }
         if (!check_id(what, *n, id, vocab))
             return false;
         ids[(*n)++] = (int32_t)id;

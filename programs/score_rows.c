@@ -104,8 +104,13 @@ static int take_line(struct score_rows *r, struct session *s, const char *path, 
                       : cli_fail("%s: line %d: not JSON: %s", path, line, problem.text);
         goto done;
     }
-    const char *name = json_string_value(json_object_get(object, "category"));
-    size_t      category = find_category(r, name ? name : "");
+    const json_t *named = json_object_get(object, "category");
+    const char   *name = json_string_value(named);
+    if (named && !name && !json_is_null(named)) {
+        code = cli_fail("%s: line %d: category: wanted a text", path, line);
+        goto done;
+    }
+    size_t category = find_category(r, name ? name : "");
     if (category == SIZE_MAX) {
         code = cli_fail_memory();
         goto done;

@@ -65,6 +65,7 @@ refuses 2 'see nibble help bench' bench --no-such
 refuses 2 '--last: 3 is out of range' logits --ids 0,5 --last 3
 refuses 2 'id 2048 at place 1 is outside 0..2047' logits --ids 0,2048
 refuses 2 'id -1 at place 0' logits --ids -1
+refuses 2 'id 99999999999999999999 at place 1 is outside' logits --ids 0,99999999999999999999
 refuses 2 "--backend: 'gpu' is not known" run -p a --backend gpu
 refuses 2 "--cpu: 'sse9' is not known" run -p a --cpu sse9
 refuses 2 '--ctx: 16385 is out of range' inspect --ctx 16385
@@ -90,6 +91,8 @@ printf '{"prompt_ids": [0, 1]}\n' >"$dir/rows.jsonl"
 refuses 1 'line 1: answer' score "$dir/rows.jsonl"
 printf '\n{"prompt_ids": [0], "answer_ids": [1, 99999]}\n' >"$dir/rows.jsonl"
 refuses 1 'line 2: answer_ids: id 99999 at place 1' score "$dir/rows.jsonl"
+printf '{"prompt_ids": [0], "answer_ids": [1], "category": 5}\n' >"$dir/rows.jsonl"
+refuses 1 'line 1: category: wanted a text' score "$dir/rows.jsonl"
 printf 'not json\n' >"$dir/rows.jsonl"
 refuses 1 'line 1: not JSON' score "$dir/rows.jsonl"
 : >"$dir/rows.jsonl"
