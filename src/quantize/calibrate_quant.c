@@ -283,7 +283,8 @@ enum nib_status nib_quant_calibration_inputs(struct nib_quant_calibration *c, co
                                              bool *found, struct nib_quant_inputs *out, struct nib_error *err)
 {
     const int32_t input = input_of(c, u);
-    *found = input >= 0 && c->text.n > 0;
+    /* A matrix that no layer reads may have any width. */
+    *found = input >= 0 && c->text.n > 0 && c->input[input].n_in == u->m.cols;
     if (!*found)
         return NIB_OK;
     NIB_TRY(advance_to(c, u->id.layer, err));

@@ -333,7 +333,8 @@ static enum nib_status add_tensor(struct planner *pl, const struct nib_tensor_en
 {
     struct nib_quant_plan *p = pl->p;
     struct nib_quant_id    id;
-    if (!nib_quant_identify(e->name, p->config.n_layers, &id)) {
+    /* Experts beyond the config's are nobody's; statistics of inputs have no place for them. */
+    if (!nib_quant_identify(e->name, p->config.n_layers, &id) || id.expert >= p->config.n_experts) {
         p->n_unknown++;
         id = (struct nib_quant_id){.layer = p->config.n_layers + 2, .suffix = ""};
         return add_copy(pl, &id, e);

@@ -1,5 +1,6 @@
-/* Conversions of the bundled models, and of other sources than they: threads and memory, a full disk and resuming, equal logits,
- * calibration, weights that are NVFP4 or FP8 already, stacked experts. */
+/* Conversions of the bundled models, and of other sources than they: threads and memory, a full disk and resuming,
+ * equal logits, calibration, weights that are NVFP4 or FP8 already, stacked experts. */
+#include "quantize/quant.h"
 #include "unit/quantize_rig.h"
 
 #include <fcntl.h>
@@ -237,6 +238,53 @@ static void test_b22_calibration_text(void **state)
         nib_checkpoint_close(c[i]);
 }
 
+/* Matrices that the model does not read, an expert beyond the config's and an indexer in a layer that has none, of
+ * another width: the first is copied, the second converted without statistics. */
+static void test_strays(void **state)
+{
+    (void)state;
+    static uint16_t     data[64 * 1024];
+    static const char   expert[] = "model.layers.0.mlp.experts.999999.gate_proj.weight";
+    static const char   indexer[] = "model.layers.0.self_attn.compressor.indexer.q_b_proj";
+    struct nib_quantize_options o = options();
+    struct nib_quantize_result  r;
+    char                        command[4096], header[512];
+    for (size_t i = 0; i < sizeof data / sizeof data[0]; i++)
+        data[i] = to_bf16((float)(i % 7) - 3);
+    (void)snprintf(command, sizeof command,
+                   "cd '%s' && mkdir strays && ln -s '" NIB_SOURCE_DIR "'/models/tiny-v4/* strays && "
+                   "echo '{\"ids\": [0, 2038, 57, 632]}' >text.jsonl", g_root);
+    assert_int_equal(system(command), 0);
+    const int n = snprintf(header, sizeof header,
+                           "{\"%s\":{\"dtype\":\"BF16\",\"shape\":[64,256],\"data_offsets\":[0,32768]},"
+                           "\"%s.weight\":{\"dtype\":\"BF16\",\"shape\":[64,1024],\"data_offsets\":[32768,163840]}}",
+                           expert, indexer);
+    const uint64_t n_header = (uint64_t)n;
+    FILE *f = fopen(path_in("strays/extra.safetensors"), "wb");
+    assert_non_null(f);
+    assert_true(fwrite(&n_header, sizeof n_header, 1, f) == 1 && fwrite(header, (size_t)n, 1, f) == 1 &&
+                fwrite(data, 32768, 1, f) == 1 && fwrite(data, sizeof data, 1, f) == 1);
+    assert_int_equal(fclose(f), 0);
+    o.preset = NIB_QUANT_FULL;
+    o.method = NIB_QUANT_GPTQ;
+    o.calibrate = path_in("text.jsonl");
+    struct nib_error err = {0};
+    if (nib_quantize(path_in("strays"), path_in("strays-out"), &o, &r, &err) != NIB_OK)
+        fail_msg("%s", err.text);
+    assert_non_null(strstr(g_warnings, "1 tensors have names that no DeepSeek-V4 layout knows"));
+    struct result converted = open_result(path_in("strays-out"), indexer);
+    const struct nib_tensor_entry *copied = nib_checkpoint_find(converted.c, expert);
+    assert_non_null(copied);
+    assert_int_equal(copied->bytes, 64 * 256 * sizeof *data);
+    assert_memory_equal(copied->data, data, (size_t)copied->bytes);
+    assert_int_equal(converted.cols, 1024);
+    nib_checkpoint_close(converted.c);
+    /* A number that 32 bits would take for expert 0. */
+    struct nib_quant_id id;
+    assert_true(nib_quant_identify("layers.0.ffn.experts.0.w1.weight", 6, &id));
+    assert_false(nib_quant_identify("layers.0.ffn.experts.4294967296.w1.weight", 6, &id));
+}
+
 /* ---- Other sources ---- */
 
 /* compressed-tensors NVFP4: names and reciprocals change, codes and scales do not. */
@@ -351,6 +399,7 @@ int main(void)
         cmocka_unit_test(test_threads_and_memory_change_nothing), cmocka_unit_test(test_full_disk_and_resume),
         cmocka_unit_test(test_official_to_experts_is_exact),      cmocka_unit_test(test_b22_calibration_text),
         cmocka_unit_test(test_relay_keeps_codes),                 cmocka_unit_test(test_fp8_experts),
+        cmocka_unit_test(test_strays),
         cmocka_unit_test(test_stacked_experts),                   cmocka_unit_test(test_b18_unequal_w1_and_w3),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
