@@ -2,7 +2,7 @@
  *
  * The model in ten lines:
  *   nib_model   a checkpoint folder, opened and checked: config, tensors, formats. Nothing is computed.
- *   nib_engine  a model's weights packed on one backend ("ref", "cpu") with memory for a number of sequences.
+ *   nib_engine  a model's weights packed on one backend ("cpu", "cuda", "ref"), and memory for sequences.
  *   nib_seq     one conversation's state on an engine: append by stepping, truncate, fork.
  *   nib_step    one forward pass over rows of any number of sequences: prefill, chunked prefill, decode and
  *               verification are the same call. A sequence's logits do not depend, bit for bit, on how its tokens
@@ -134,7 +134,7 @@ struct nib_tensor_info {
     uint64_t    bytes;  /* with its scales */
 };
 int64_t nib_model_n_tensors(const struct nib_model *m);
-bool    nib_model_get_tensor(const struct nib_model *m, int64_t i, struct nib_tensor_info *out);
+bool    nib_model_get_tensor(const struct nib_model *m, int64_t i, struct nib_tensor_info *out); /* false: no such i */
 
 /* What an engine with these options would take, computed from headers alone. */
 struct nib_memory_plan {
@@ -224,7 +224,7 @@ struct nib_sampling {
     uint64_t seed;        /* the same seed draws the same tokens from the same logits */
 };
 void nib_sampling_init(struct nib_sampling *s);
-enum nib_status nib_sampling_check(const struct nib_sampling *s, struct nib_error *err);
+enum nib_status nib_sampling_check(const struct nib_sampling *s, struct nib_error *err); /* or NIB_E_ARGUMENT */
 
 #define NIB_DRAFTS_AUTO (-1)
 
@@ -239,8 +239,8 @@ struct nib_generate_args {
     const int32_t      *stop_id;   /* [n_stop] end generation; not NULL if n_stop > 0 */
     int32_t             n_stop;
     struct nib_sampling sampling;
-    int32_t             n_drafts;  /* tokens to draft in a step, at most options.n_drafts; 0: none; or NIB_DRAFTS_AUTO: as many as
-                                      pay, by the clock. Docs: docs/drafts.md */
+    int32_t             n_drafts;  /* to draft in a step, at most options.n_drafts; 0: none; NIB_DRAFTS_AUTO: as many
+                                      as pay, by the clock. docs/drafts.md */
     /* Each sampled token in order, the stopping one included; return false to stop there. */
     bool (*on_token)(void *user, int32_t token, float logprob);
     /* Prompt tokens done so far; return false to cancel. May be NULL. */
@@ -291,12 +291,12 @@ struct nib_text {
 };
 void nib_text_free(struct nib_text *t);
 
-/* Ids to valid UTF-8; invalid sequences become U+FFFD. skip_special leaves out tokens flagged special. Ids out of range
- * are an error. */
+/* Ids to valid UTF-8; invalid sequences become U+FFFD. skip_special leaves out tokens flagged special. Ids that have no
+ * token are an error. */
 enum nib_status nib_tokenizer_decode(const struct nib_tokenizer *t, const int32_t *id, size_t n, bool skip_special,
                                      struct nib_text *out, struct nib_error *err);
 
-/* The bytes of one id, not necessarily whole characters; NULL if out of range. Valid until close. */
+/* The bytes of one id, not necessarily whole characters; NULL if it has no token. Valid until close. */
 const char *nib_tokenizer_bytes(const struct nib_tokenizer *t, int32_t id, size_t *n, bool *special);
 
 /* Streaming decode: never emits part of a character. The concatenation of all pieces equals nib_tokenizer_decode. */
@@ -407,14 +407,14 @@ bool nib_chat_parser_done(const struct nib_chat_parser *p); /* generation should
 bool nib_chat_parser_in_reasoning(const struct nib_chat_parser *p);
 bool nib_chat_parser_in_calls(const struct nib_chat_parser *p);
 
-/* Everything, after the end; valid until close. */
+/* Everything, after the end; NULL before it. Valid until close. */
 const struct nib_reply *nib_chat_parser_reply(const struct nib_chat_parser *p);
 
 /* Append the text of the block of calls as it was written, from the blank line or marker that opens it to the one that
  * closes it. NIB_E_STATE if there is no closed block. */
 enum nib_status nib_chat_parser_block(const struct nib_chat_parser *p, struct nib_text *out);
 
-/* A whole text at once. */
+/* A whole text at once. The caller frees *out, which is empty on failure. */
 enum nib_status nib_chat_parse(const struct nib_chat_parser_options *o, const char *text, size_t n,
                                enum nib_chat_end end, struct nib_reply *out, struct nib_error *err);
 
@@ -437,15 +437,15 @@ struct nib_server;
 struct nib_request;
 
 struct nib_server_options {
-    int32_t n_running_max; /* requests in a step, below the engine's n_seqs_max: what that has more are beginnings kept;
+    int32_t n_running_max; /* requests in a step, at most the engine's n_seqs_max: what it has more are beginnings kept;
                               8 */
     int32_t n_waiting_max; /* more are refused; 256 */
     int32_t n_prefill_max; /* prompt tokens of one step; fewer where running requests would wait too long; 512 */
     bool    reuse;         /* keep beginnings; true */
-    int32_t n_drafts;      /* tokens to draft in a step for each request, at most the engine's n_drafts; 0: none; or NIB_DRAFTS_AUTO: as many
-                              as pay, by the clock. Changes no result, whatever a request's temperature; 0. docs/drafts.md */
-    void  (*on_told)(void *user); /* on the server's thread, when all that a step brought was told to its requests, and before a step
-                                     what else had ended: the time to wake those who send it on, once for all; NULL: nothing */
+    int32_t n_drafts;      /* to draft in a step for each request, at most the engine's n_drafts, or NIB_DRAFTS_AUTO:
+                              as many as pay, by the clock. Changes no result at any temperature; 0. docs/drafts.md */
+    void  (*on_told)(void *user); /* on the server's thread, when what a step brought was told to its requests, and
+                                     before a step what else had ended: to wake who sends it on; NULL: nothing */
     void   *user;                 /* on_told's */
 };
 void nib_server_options_init(struct nib_server_options *o);
@@ -457,7 +457,7 @@ enum nib_status nib_server_open(struct nib_engine *e, const struct nib_server_op
 void            nib_server_stop(struct nib_server *s);
 /* Stops it if it was not. Before the engine is closed; not from a callback. */
 void            nib_server_close(struct nib_server *s);
-/* From now on submitting fails with NIB_E_STATE; what was submitted goes on. */
+/* From now on submitting fails with NIB_E_STATE; what was submitted goes on. From any thread. */
 void            nib_server_drain(struct nib_server *s);
 
 struct nib_drawn_token {
@@ -531,10 +531,10 @@ struct nib_server_stats {
     uint64_t n_drafts, n_draft_tokens, n_accepted_tokens; /* times that a request drafted; tokens */
     uint64_t step_rows[NIB_SERVER_N_BUCKETS]; /* steps of at most 1, 8, 16, 32, ... 16384 rows; last: more */
 };
-void nib_server_get_stats(struct nib_server *s, struct nib_server_stats *out);
+void nib_server_get_stats(struct nib_server *s, struct nib_server_stats *out); /* from any thread */
 
 /* NIB_OK, or NIB_E_DEVICE and what failed: all requests have ended or end with that status, new ones are refused, and
- * only an engine that is opened anew, in a process of its own for a GPU, works again. From any thread; on_told is called
+ * only an engine opened anew, in a process of its own for a GPU, works again. From any thread; on_told is called
  * after it changes. */
 enum nib_status nib_server_failure(struct nib_server *s, struct nib_error *err);
 
@@ -654,7 +654,7 @@ struct nib_profile {
 enum nib_status nib_step_profile(struct nib_engine *e, const struct nib_batch *b, float *logits, bool count,
                                  struct nib_profile *out, struct nib_error *err);
 
-/* ---- Predicting speed --------------------------------------------------------------------------------------------- */
+/* ---- Predicting speed -------------------------------------------------------------------------------------------- */
 
 /* A card by what its maker publishes: 1e9 bytes and 1e12 operations a second, dense. fp4 is 0 where the card multiplies
  * 4-bit numbers as BF16 ones. */
