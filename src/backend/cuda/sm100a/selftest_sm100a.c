@@ -1,14 +1,13 @@
 /* The sm_100a kernels of whole ops against the processor's arithmetic, before the first of them is used: attention over
  * every format of rows, by one block and by eight, through pages in disorder, with selected entries and two tiles; the
  * indexer's scores of FP4 and BF16 keys; products of plain rows with BF16 and FP8 weights. */
-#include "backend/cuda/sm100a/ops_sm100a.h"
+#include "backend/cuda/sm100a/selftest_sm100a.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "number/act_rows.h"
 #include "number/kv_rows.h"
 
 enum { ARENA = 4 << 20, ALIGN = 256 };
@@ -27,26 +26,10 @@ enum {
     INDEX_DIM = 128,
     INDEX_PAGES = 5,
     INDEX_KEYS = INDEX_PAGES * ENTRIES,
-    INDEX_VISIBLE = INDEX_KEYS - 3,
-    PLAIN_ROWS = 40, /* more than the kernels for few rows take */
-    PLAIN_GROUPS = 2,
-    PLAIN_OUT = 140, /* of a group: two tiles */
-    PLAIN_IN = 336,  /* several blocks share them, and more stages than one has; the last is not full */
-    PLAIN_BANDS = 3, /* of 128 outputs, by as many columns: scales of FP8 */
-    PLAIN_SCALES = 3
+    INDEX_VISIBLE = INDEX_KEYS - 3
 };
 
-struct test {
-    struct nib_stream *s;
-    uint8_t           *arena;
-    size_t             used;
-    uint64_t           random;
-    cudaError_t        e;
-    char              *why;
-    size_t             why_bytes;
-};
-
-static void *take(struct test *t, size_t bytes)
+void *nib_sm100a_test_take(struct nib_sm100a_test *t, size_t bytes)
 {
     void *p = t->arena + t->used;
     t->used += (bytes + ALIGN - 1) / ALIGN * ALIGN;
@@ -55,41 +38,14 @@ static void *take(struct test *t, size_t bytes)
     return t->used > ARENA ? t->arena : p;
 }
 
-static void *put(struct test *t, const void *from, size_t bytes)
+void *nib_sm100a_test_put(struct nib_sm100a_test *t, const void *from, size_t bytes)
 {
-    void *p = take(t, bytes);
+    void *p = nib_sm100a_test_take(t, bytes);
     if (t->e == cudaSuccess)
         t->e = cudaMemcpyAsync(p, from, bytes, cudaMemcpyHostToDevice, t->s->handle);
     if (t->e == cudaSuccess)
         t->e = cudaStreamSynchronize(t->s->handle);
     return p;
-}
-
-static float value(struct test *t)
-{
-    t->random = t->random * 6364136223846793005u + 1442695040888963407u;
-    return (float)(int32_t)(t->random >> 40 & 0xfff) / 1024.0f - 2.0f;
-}
-
-static uint32_t random_word(struct test *t)
-{
-    t->random = t->random * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(t->random >> 33);
-}
-
-static uint16_t bf16(float v)
-{
-    uint32_t u;
-    memcpy(&u, &v, 4);
-    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
-}
-
-static float from_bf16(uint16_t h)
-{
-    uint32_t u = (uint32_t)h << 16;
-    float    v;
-    memcpy(&v, &u, 4);
-    return v;
 }
 
 /* ---- Attention ---- */
@@ -103,7 +59,8 @@ struct attention {
     int32_t  pos[ROWS], seq[ROWS], page[2][PAGES], selected[ROWS * TOP], n_selected[ROWS];
 };
 
-static struct nib_store make_store(struct test *t, enum nib_row_format f, int32_t page_rows, float (*decoded)[D])
+static struct nib_store make_store(struct nib_sm100a_test *t, enum nib_row_format f, int32_t page_rows,
+                                   float (*decoded)[D])
 {
     struct nib_store s = {.format = f, .page_rows = page_rows, .row_bytes = nib_row_bytes(f, D, ROT)};
     int32_t          n = PAGES * page_rows;
@@ -112,35 +69,17 @@ static struct nib_store make_store(struct test *t, enum nib_row_format f, int32_
         t->e = cudaErrorMemoryAllocation;
         return s;
     }
-    for (int32_t i = 0; i < n; i++) {
-        float    x[D];
-        uint8_t *row = rows + i * s.row_bytes;
-        for (int32_t k = 0; k < D; k++)
-            x[k] = value(t) * (float)(1 + i % 3);
-        switch (f) {
-        case NIB_ROW_FP8:
-            nib_kv_fp8_encode(x, D, ROT, row);
-            nib_kv_fp8_decode(row, D, ROT, decoded[i]);
-            break;
-        case NIB_ROW_NVFP4:
-            nib_kv_nvfp4_encode(x, D, ROT, row);
-            nib_kv_nvfp4_decode(row, D, ROT, decoded[i]);
-            break;
-        default:
-            nib_kv_bf16_encode(x, D, row);
-            nib_kv_bf16_decode(row, D, decoded[i]);
-            break;
-        }
-    }
-    s.base = put(t, rows, (size_t)(n * s.row_bytes));
+    for (int32_t i = 0; i < n; i++)
+        nib_selftest_kv_row(&t->random, f, (float)(1 + i % 3), D, ROT, rows + i * s.row_bytes, decoded[i]);
+    s.base = nib_sm100a_test_put(t, rows, (size_t)(n * s.row_bytes));
     free(rows);
     return s;
 }
 
-static void make_attention(struct test *t, struct attention *x)
+static void make_attention(struct nib_sm100a_test *t, struct attention *x)
 {
     for (int32_t h = 0; h < HEADS; h++)
-        x->sink[h] = value(t);
+        x->sink[h] = nib_selftest_value(&t->random);
     for (int32_t i = 0; i < ROT / 2; i++)
         x->freq[i] = 1.0f / (float)(1 + i * i);
     for (int32_t i = 0; i < PAGES; i++) {
@@ -205,7 +144,7 @@ static void attend_head(const struct attention *x, int32_t r, int32_t h, double 
 
 /* A score's error is below 2^-17 here (512 products of at most 2 and 6, sums in fp32, times 2^-4.5), so is that of a
  * weight. */
-static void hold_attention(struct test *t, const char *kernel, const struct attention *x, double scale)
+static void hold_attention(struct nib_sm100a_test *t, const char *kernel, const struct attention *x, double scale)
 {
     double o[D], size[D];
     for (int32_t i = 0; i < ROWS * HEADS && t->why[0] == 0; i++) {
@@ -218,30 +157,30 @@ static void hold_attention(struct test *t, const char *kernel, const struct atte
 }
 
 /* Queries of 12 bits, which two bf16 parts hold, or of the eight that one does. */
-static void make_queries(struct test *t, struct attention *x, bool f32)
+static void make_queries(struct nib_sm100a_test *t, struct attention *x, bool f32)
 {
     for (int32_t i = 0; i < ROWS * HEADS * D; i++) {
-        float v = value(t);
-        x->half[i] = bf16(v);
-        x->q[i] = f32 ? v : from_bf16(x->half[i]);
+        float v = nib_selftest_value(&t->random);
+        x->half[i] = nib_selftest_bf16(v);
+        x->q[i] = f32 ? v : nib_selftest_from_bf16(x->half[i]);
     }
 }
 
-static enum nib_status test_attend(struct test *t, struct attention *x, enum nib_row_format f, bool f32,
+static enum nib_status test_attend(struct nib_sm100a_test *t, struct attention *x, enum nib_row_format f, bool f32,
                                    const char *kernel)
 {
     size_t start = t->used;
     make_queries(t, x, f32);
-    void                  *q = f32 ? put(t, x->q, sizeof x->q) : put(t, x->half, sizeof x->half);
+    void                  *q = nib_sm100a_test_put(t, f32 ? (void *)x->q : x->half, f32 ? sizeof x->q : sizeof x->half);
     struct nib_rows        rows = {.n_rows = ROWS,
                                    .n_seqs = 1,
-                                   .pos = put(t, x->pos, sizeof x->pos),
-                                   .seq = put(t, x->seq, sizeof x->seq),
-                                   .window_page = put(t, x->page[0], sizeof x->page[0]),
-                                   .entry_page = put(t, x->page[1], sizeof x->page[1]),
+                                   .pos = nib_sm100a_test_put(t, x->pos, sizeof x->pos),
+                                   .seq = nib_sm100a_test_put(t, x->seq, sizeof x->seq),
+                                   .window_page = nib_sm100a_test_put(t, x->page[0], sizeof x->page[0]),
+                                   .entry_page = nib_sm100a_test_put(t, x->page[1], sizeof x->page[1]),
                                    .page_stride = PAGES};
     struct nib_attend_args a = {.q = {q, f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, ROWS, HEADS * D, HEADS * D},
-                                .sink = put(t, x->sink, sizeof x->sink),
+                                .sink = nib_sm100a_test_put(t, x->sink, sizeof x->sink),
                                 .n_heads = HEADS,
                                 .head_dim = D,
                                 .n_window = WINDOW,
@@ -249,12 +188,13 @@ static enum nib_status test_attend(struct test *t, struct attention *x, enum nib
                                 .top_k = TOP,
                                 .scale = 0.044f,
                                 .rows = &rows,
-                                .rope = {put(t, x->freq, sizeof x->freq), ROT},
+                                .rope = {nib_sm100a_test_put(t, x->freq, sizeof x->freq), ROT},
                                 .window = make_store(t, f, NIB_PAGE_TOKENS, x->window),
                                 .entries = make_store(t, f, ENTRIES, x->entries),
-                                .selected = put(t, x->selected, sizeof x->selected),
-                                .n_selected = put(t, x->n_selected, sizeof x->n_selected),
-                                .o = {take(t, sizeof x->got), NIB_DTYPE_F32, ROWS, HEADS * D, HEADS * D}};
+                                .selected = nib_sm100a_test_put(t, x->selected, sizeof x->selected),
+                                .n_selected = nib_sm100a_test_put(t, x->n_selected, sizeof x->n_selected),
+                                .o = {nib_sm100a_test_take(t, sizeof x->got), NIB_DTYPE_F32, ROWS, HEADS * D,
+                                      HEADS * D}};
     for (int few = 0; few < 2 && t->e == cudaSuccess && t->why[0] == 0; few++) {
         t->e = cudaMemsetAsync(a.o.data, 0xff, sizeof x->got, t->s->handle); /* NaN */
         if (t->e == cudaSuccess)
@@ -270,7 +210,7 @@ static enum nib_status test_attend(struct test *t, struct attention *x, enum nib
     return NIB_OK;
 }
 
-static enum nib_status test_attention(struct test *t)
+static enum nib_status test_attention(struct nib_sm100a_test *t)
 {
     static const struct {
         enum nib_row_format format;
@@ -301,7 +241,7 @@ struct indexer {
 };
 
 /* Queries and keys in the keys' form; rows of row_bytes, one after the other, in x->row. */
-static void make_indexer(struct test *t, struct indexer *x, bool fp4, bool f32, int64_t row_bytes)
+static void make_indexer(struct nib_sm100a_test *t, struct indexer *x, bool fp4, bool f32, int64_t row_bytes)
 {
     uint8_t  q_row[2 * INDEX_DIM];
     uint8_t *rows = &x->row[0][0];
@@ -309,7 +249,7 @@ static void make_indexer(struct test *t, struct indexer *x, bool fp4, bool f32, 
         float    v[INDEX_DIM], *to = i < INDEX_HEADS ? x->q + i * INDEX_DIM : x->key[i - INDEX_HEADS];
         uint8_t *row = i < INDEX_HEADS ? q_row : rows + (i - INDEX_HEADS) * row_bytes;
         for (int32_t k = 0; k < INDEX_DIM; k++)
-            v[k] = value(t) * (float)(1 << (i + k / 32) % 5);
+            v[k] = nib_selftest_value(&t->random) * (float)(1 << (i + k / 32) % 5);
         if (fp4) {
             nib_kv_fp4_encode(v, INDEX_DIM, row);
             nib_kv_fp4_decode(row, INDEX_DIM, to);
@@ -321,10 +261,10 @@ static void make_indexer(struct test *t, struct indexer *x, bool fp4, bool f32, 
             memcpy(to, v, sizeof v);
     }
     for (int32_t i = 0; i < INDEX_HEADS * INDEX_DIM; i++)
-        x->half[i] = bf16(x->q[i]);
+        x->half[i] = nib_selftest_bf16(x->q[i]);
     for (int32_t h = 0; h < INDEX_HEADS; h++) {
-        x->half[INDEX_HEADS * INDEX_DIM + h] = bf16(value(t));
-        x->weight[h] = from_bf16(x->half[INDEX_HEADS * INDEX_DIM + h]);
+        x->half[INDEX_HEADS * INDEX_DIM + h] = nib_selftest_bf16(nib_selftest_value(&t->random));
+        x->weight[h] = nib_selftest_from_bf16(x->half[INDEX_HEADS * INDEX_DIM + h]);
     }
     for (int32_t i = 0; i < INDEX_PAGES; i++)
         x->page[i] = (i * 2 + 1) % INDEX_PAGES;
@@ -333,7 +273,7 @@ static void make_indexer(struct test *t, struct indexer *x, bool fp4, bool f32, 
 
 /* bf16 products, weights and sums: each head within 2^-7 of its magnitude. fp32: the products are exact in 2^-20 (and
  * two bf16 parts hold these queries exactly). */
-static void hold_scores(struct test *t, const char *kernel, const struct indexer *x, double scale, bool f32)
+static void hold_scores(struct nib_sm100a_test *t, const char *kernel, const struct indexer *x, double scale, bool f32)
 {
     for (int32_t e = 0; e < INDEX_VISIBLE && t->why[0] == 0; e++) {
         const float *key = x->key[x->page[e / ENTRIES] * ENTRIES + e % ENTRIES];
@@ -353,20 +293,21 @@ static void hold_scores(struct test *t, const char *kernel, const struct indexer
     }
 }
 
-static enum nib_status test_index(struct test *t, struct indexer *x, bool fp4, bool f32, const char *kernel)
+static enum nib_status test_index(struct nib_sm100a_test *t, struct indexer *x, bool fp4, bool f32, const char *kernel)
 {
     enum nib_row_format f = fp4 ? NIB_ROW_FP4 : NIB_ROW_BF16;
     int64_t             row_bytes = nib_row_bytes(f, INDEX_DIM, 0);
     enum nib_dtype      dtype = f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16;
     make_indexer(t, x, fp4, f32, row_bytes);
-    const uint16_t *half = put(t, x->half, sizeof x->half);
-    void *q = f32 ? put(t, x->q, sizeof x->q) : (void *)(uintptr_t)half,
-         *weight = f32 ? put(t, x->weight, sizeof x->weight) : (void *)(uintptr_t)(half + INDEX_HEADS * INDEX_DIM);
+    const uint16_t *half = nib_sm100a_test_put(t, x->half, sizeof x->half);
+    void *q = f32 ? nib_sm100a_test_put(t, x->q, sizeof x->q) : (void *)(uintptr_t)half,
+         *weight = f32 ? nib_sm100a_test_put(t, x->weight, sizeof x->weight)
+                       : (void *)(uintptr_t)(half + INDEX_HEADS * INDEX_DIM);
     struct nib_rows rows = {.n_rows = 1,
                             .n_seqs = 1,
-                            .pos = put(t, &x->pos, sizeof x->pos),
-                            .seq = put(t, &x->seq, sizeof x->seq),
-                            .entry_page = put(t, x->page, sizeof x->page),
+                            .pos = nib_sm100a_test_put(t, &x->pos, sizeof x->pos),
+                            .seq = nib_sm100a_test_put(t, &x->seq, sizeof x->seq),
+                            .entry_page = nib_sm100a_test_put(t, x->page, sizeof x->page),
                             .page_stride = INDEX_PAGES};
     struct nib_index_select_args a = {
         .q = {q, dtype, 1, INDEX_HEADS * INDEX_DIM, INDEX_HEADS * INDEX_DIM},
@@ -377,9 +318,9 @@ static enum nib_status test_index(struct test *t, struct indexer *x, bool fp4, b
         .top_k = 1,
         .scale = 0.125f,
         .rows = &rows,
-        .keys = {put(t, x->row, sizeof x->row), f, ENTRIES, row_bytes},
+        .keys = {nib_sm100a_test_put(t, x->row, sizeof x->row), f, ENTRIES, row_bytes},
     };
-    float *score = take(t, sizeof x->got);
+    float *score = nib_sm100a_test_take(t, sizeof x->got);
     if (t->e == cudaSuccess)
         t->e = cudaMemsetAsync(score, 0xff, sizeof x->got, t->s->handle); /* NaN */
     if (t->e == cudaSuccess)
@@ -393,7 +334,7 @@ static enum nib_status test_index(struct test *t, struct indexer *x, bool fp4, b
     return NIB_OK;
 }
 
-static enum nib_status test_indexer(struct test *t)
+static enum nib_status test_indexer(struct nib_sm100a_test *t)
 {
     struct indexer *x = calloc(1, sizeof *x);
     if (!x)
@@ -407,116 +348,11 @@ static enum nib_status test_indexer(struct test *t)
     return status;
 }
 
-/* ---- Plain rows times BF16 or FP8 weights ---- */
-
-struct plain {
-    float    x[PLAIN_ROWS * PLAIN_GROUPS * PLAIN_IN], got[PLAIN_ROWS * PLAIN_GROUPS * PLAIN_OUT];
-    uint16_t half[PLAIN_ROWS * PLAIN_GROUPS * PLAIN_IN], w[PLAIN_GROUPS * PLAIN_OUT * PLAIN_IN];
-    uint8_t  codes[PLAIN_GROUPS * PLAIN_OUT * PLAIN_IN]; /* FP8; w is their values */
-    uint8_t  atoms[PLAIN_BANDS * PLAIN_SCALES * 512];
-};
-
-static void draw_weights(struct test *t, struct plain *p, bool fp8)
-{
-    for (int32_t i = 0; i < PLAIN_BANDS * PLAIN_SCALES && fp8; i++)
-        memset(p->atoms + i * 512, 118 + (int)(random_word(t) % 16), 512);
-    for (int32_t i = 0; i < PLAIN_GROUPS * PLAIN_OUT * PLAIN_IN; i++) {
-        if (!fp8) {
-            p->w[i] = bf16(value(t));
-            continue;
-        }
-        uint8_t code = (uint8_t)random_word(t);
-        int32_t atom = i / PLAIN_IN / 128 * PLAIN_SCALES + i % PLAIN_IN / 128;
-        float   v;
-        p->codes[i] = (code & 0x7f) == 0x7f ? 0x38 : code; /* no NaN */
-        nib_fp8_row_decode(p->codes + i, p->atoms + atom * 512, 1, 128, &v);
-        p->w[i] = bf16(v); /* exact */
-    }
-}
-
-/* Sums of exact products in fp32, in any order: 2^-18 of the sum of magnitudes is more than 328 roundings. */
-static void hold_plain(struct test *t, const char *kernel, const struct plain *p, int32_t n)
-{
-    for (int32_t i = 0; i < n * PLAIN_GROUPS * PLAIN_OUT && t->why[0] == 0; i++) {
-        int32_t         o = i % (PLAIN_GROUPS * PLAIN_OUT), row = i / (PLAIN_GROUPS * PLAIN_OUT);
-        const float    *x = p->x + (row * PLAIN_GROUPS + o / PLAIN_OUT) * PLAIN_IN;
-        const uint16_t *w = p->w + o * PLAIN_IN;
-        double          want = 0, size = 0;
-        for (int32_t k = 0; k < PLAIN_IN; k++) {
-            want += (double)x[k] * (double)from_bf16(w[k]);
-            size += fabs((double)x[k] * (double)from_bf16(w[k]));
-        }
-        if (!(fabs((double)p->got[i] - want) <= 0x1p-18 * size))
-            (void)snprintf(t->why, t->why_bytes, "sm100a %s: row %d, element %d is %.9g, wanted %.9g", kernel, row, o,
-                           (double)p->got[i], want);
-    }
-}
-
-static enum nib_status test_product(struct test *t, struct plain *p, int32_t n, bool f32, bool fp8, const char *kernel)
-{
-    size_t  start = t->used;
-    int32_t in = PLAIN_GROUPS * PLAIN_IN, out = PLAIN_GROUPS * PLAIN_OUT;
-    bool    taken = false;
-    for (int32_t i = 0; i < n * in; i++) { /* 24 bits, or the eight of bf16 */
-        float v = value(t) + value(t) * 0x1p-12f;
-        p->half[i] = bf16(v);
-        p->x[i] = f32 ? v : from_bf16(p->half[i]);
-    }
-    size_t                 bytes = (size_t)(n * out) * sizeof *p->got;
-    void                  *x = f32 ? put(t, p->x, (size_t)(n * in) * 4) : put(t, p->half, (size_t)(n * in) * 2);
-    struct nib_cuda_matrix w = {.codes = fp8 ? put(t, p->codes, sizeof p->codes) : put(t, p->w, sizeof p->w),
-                                .scales = fp8 ? put(t, p->atoms, sizeof p->atoms) : NULL,
-                                .type = fp8 ? NIB_WEIGHT_FP8 : NIB_WEIGHT_BF16,
-                                .layout = NIB_CUDA_ATOMS,
-                                .n_stack = 1,
-                                .n_out = out,
-                                .n_in = PLAIN_IN};
-    struct nib_mat rows = {x, f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, n, in, in},
-                   y = {take(t, bytes), NIB_DTYPE_F32, n, out, out};
-    if (t->e == cudaSuccess)
-        t->e = cudaMemsetAsync(y.data, 0xff, bytes, t->s->handle); /* NaN */
-    if (t->e == cudaSuccess)
-        NIB_TRY(nib_sm100a_plain_multiply(t->s, &rows, PLAIN_GROUPS, &w, &y, &taken));
-    if (t->e == cudaSuccess)
-        t->e = cudaMemcpyAsync(p->got, y.data, bytes, cudaMemcpyDeviceToHost, t->s->handle);
-    if (t->e == cudaSuccess)
-        t->e = cudaStreamSynchronize(t->s->handle);
-    if (t->e == cudaSuccess)
-        hold_plain(t, kernel, p, n);
-    t->used = start;
-    return NIB_OK;
-}
-
-static enum nib_status test_products(struct test *t)
-{
-    static const struct {
-        int32_t     n;
-        bool        f32, fp8;
-        const char *kernel;
-    } kernels[] = {{3, false, false, "plain_few_bf16"},          {3, true, false, "plain_few_f32"},
-                   {PLAIN_ROWS, false, false, "plain_many_bf16"}, {PLAIN_ROWS, true, false, "plain_many_f32"},
-                   {3, false, true, "plain_fp8_few_bf16"},        {3, true, true, "plain_fp8_few_f32"},
-                   {PLAIN_ROWS, false, true, "plain_fp8_many_bf16"},
-                   {PLAIN_ROWS, true, true, "plain_fp8_many_f32"}};
-    enum nib_status status = NIB_OK;
-    struct plain   *p = calloc(1, sizeof *p);
-    if (!p)
-        return nib_error_set(&t->s->error, NIB_E_MEMORY, "cuda: no memory for the self-test");
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
-        if (i == 0 || kernels[i].fp8 != kernels[i - 1].fp8)
-            draw_weights(t, p, kernels[i].fp8);
-        if (status == NIB_OK && t->e == cudaSuccess && t->why[0] == 0)
-            status = test_product(t, p, kernels[i].n, kernels[i].f32, kernels[i].fp8, kernels[i].kernel);
-    }
-    free(p);
-    return status;
-}
-
 /* ---- All of them ---- */
 
 enum nib_status nib_sm100a_selftest(struct nib_stream *s, char *why, size_t why_bytes)
 {
-    struct test     t = {.s = s, .random = 7, .why = why, .why_bytes = why_bytes};
+    struct nib_sm100a_test     t = {.s = s, .random = 7, .why = why, .why_bytes = why_bytes};
     enum nib_status status = NIB_OK;
     t.e = cudaMalloc((void **)&t.arena, ARENA);
     if (t.e == cudaSuccess)
@@ -524,7 +360,7 @@ enum nib_status nib_sm100a_selftest(struct nib_stream *s, char *why, size_t why_
     if (status == NIB_OK && t.e == cudaSuccess && why[0] == 0)
         status = test_indexer(&t);
     if (status == NIB_OK && t.e == cudaSuccess && why[0] == 0)
-        status = test_products(&t);
+        status = nib_sm100a_test_products(&t);
     if (status == NIB_OK && t.e != cudaSuccess)
         status = nib_cuda_check(s, t.e, "self-test");
     (void)cudaStreamSynchronize(s->handle);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/blackwell/selftest_draw_blackwell.h"
 #include "backend/cuda/sm120a/sm120a.h"
 #include "number/kv_rows.h"
 
@@ -37,31 +38,11 @@ struct test {
     uint64_t      random;
 };
 
-static float value(struct test *t)
-{
-    t->random = t->random * 6364136223846793005u + 1442695040888963407u;
-    return (float)(int32_t)(t->random >> 40 & 0xfff) / 1024.0f - 2.0f;
-}
-
 static void make_rows(struct test *t, enum nib_row_format f)
 {
     int64_t bytes = nib_row_bytes(f, D, ROT);
-    for (int32_t i = 0; i < ROWS; i++) {
-        float    x[D];
-        uint8_t *row = t->host.window + i * bytes;
-        for (int32_t k = 0; k < D; k++)
-            x[k] = value(t) * (float)(1 + i % 3);
-        if (f == NIB_ROW_FP8) {
-            nib_kv_fp8_encode(x, D, ROT, row);
-            nib_kv_fp8_decode(row, D, ROT, t->row[i]);
-        } else if (f == NIB_ROW_NVFP4) {
-            nib_kv_nvfp4_encode(x, D, ROT, row);
-            nib_kv_nvfp4_decode(row, D, ROT, t->row[i]);
-        } else {
-            nib_kv_bf16_encode(x, D, row);
-            nib_kv_bf16_decode(row, D, t->row[i]);
-        }
-    }
+    for (int32_t i = 0; i < ROWS; i++)
+        nib_selftest_kv_row(&t->random, f, (float)(1 + i % 3), D, ROT, t->host.window + i * bytes, t->row[i]);
 }
 
 /* Values that bf16 holds, so that both kinds of queries have the same results. */
@@ -70,14 +51,14 @@ static void make_query(struct test *t)
     struct memory *m = &t->host;
     for (int32_t i = 0; i < HEADS * D; i++) {
         uint32_t u;
-        m->q[i] = value(t);
+        m->q[i] = nib_selftest_value(&t->random);
         memcpy(&u, &m->q[i], 4);
         u &= 0xffff0000u;
         memcpy(&m->q[i], &u, 4);
         m->q_bf16[i] = (uint16_t)(u >> 16);
     }
     for (int32_t h = 0; h < HEADS; h++)
-        m->sink[h] = value(t);
+        m->sink[h] = nib_selftest_value(&t->random);
     for (int32_t i = 0; i < ROT / 2; i++)
         m->freq[i] = 1.0f / (float)(1 + i * i);
     m->pos = POS;
@@ -201,7 +182,7 @@ struct index_memory {
 };
 
 struct index_test {
-    struct test         random;
+    uint64_t            random;
     struct index_memory host;
     float               key[KEYS][INDEX_DIM]; /* by place */
 };
@@ -213,12 +194,12 @@ static void make_index(struct index_test *t)
         float    x[INDEX_DIM];
         uint8_t  query[KEY_BYTES], *row = i < INDEX_HEADS ? query : m->row + (i - INDEX_HEADS) * KEY_BYTES;
         for (int32_t k = 0; k < INDEX_DIM; k++)
-            x[k] = value(&t->random) * (float)(1 << (i + k / 32) % 5);
+            x[k] = nib_selftest_value(&t->random) * (float)(1 << (i + k / 32) % 5);
         nib_kv_fp4_encode(x, INDEX_DIM, row);
         nib_kv_fp4_decode(row, INDEX_DIM, i < INDEX_HEADS ? m->q + i * INDEX_DIM : t->key[i - INDEX_HEADS]);
     }
     for (int32_t h = 0; h < INDEX_HEADS; h++)
-        m->weight[h] = value(&t->random);
+        m->weight[h] = nib_selftest_value(&t->random);
     for (int32_t i = 0; i < PAGES; i++)
         m->page[i] = (i * 2 + 1) % PAGES;
     m->pos = VISIBLE * RATIO - 1;
