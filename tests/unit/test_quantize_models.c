@@ -327,7 +327,7 @@ static void test_fp8_experts(void **state)
     (void)state;
     enum { ROWS = 160, COLS = 256 };
     static uint8_t codes[2][ROWS * COLS];
-    const uint8_t  e8m0[4] = {120, 118, 121, 119};
+    const uint8_t  e8m0[4] = {120, 118, 121, 119}, larger[4] = {123, 121, 124, 122};
     const float    f32[4] = {0x1p-7f, 0x1p-9f, 0x1p-6f, 0x1p-8f};
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < ROWS * COLS; i++)
@@ -336,19 +336,26 @@ static void test_fp8_experts(void **state)
     const struct tensor t[] = {{"layers.0.ffn.experts.0.w1.weight", NIB_ST_F8_E4M3, 2, {ROWS, COLS}, codes[0]},
                                {"layers.0.ffn.experts.0.w1.scale", NIB_ST_F8_E8M0, 2, {2, 2}, e8m0},
                                {"layers.0.ffn.experts.0.w3.weight", NIB_ST_F8_E4M3, 2, {ROWS, COLS}, codes[1]},
-                               {"layers.0.ffn.experts.0.w3.weight_scale_inv", NIB_ST_F32, 2, {2, 2}, f32}};
+                               {"layers.0.ffn.experts.0.w3.weight_scale_inv", NIB_ST_F32, 2, {2, 2}, f32},
+                               {"layers.0.ffn.experts.1.w1.weight", NIB_ST_F8_E4M3, 2, {ROWS, COLS}, codes[1]},
+                               {"layers.0.ffn.experts.1.w1.scale", NIB_ST_F8_E8M0, 2, {2, 2}, larger},
+                               {"layers.0.ffn.experts.1.w3.weight", NIB_ST_F8_E4M3, 2, {ROWS, COLS}, codes[0]},
+                               {"layers.0.ffn.experts.1.w3.scale", NIB_ST_F8_E8M0, 2, {2, 2}, larger}};
+    static const char *const    names[4] = {"layers.0.ffn.experts.0.w1", "layers.0.ffn.experts.0.w3",
+                                            "layers.0.ffn.experts.1.w1", "layers.0.ffn.experts.1.w3"};
     struct nib_quantize_options o = options();
     struct nib_quantize_result  r;
-    write_checkpoint(path_in("fp8"), t, 4);
+    write_checkpoint(path_in("fp8"), t, 8);
     assert_int_equal(nib_quantize(path_in("fp8"), path_in("fp8-out"), &o, &r, NULL), NIB_OK);
-    assert_int_equal(r.n_matrices, 2);
-    float g[2];
-    for (int k = 0; k < 2; k++) {
-        double        xx = 0, ee = 0;
-        struct result q = open_result(path_in("fp8-out"), k ? "layers.0.ffn.experts.0.w3" : "layers.0.ffn.experts.0.w1");
+    assert_int_equal(r.n_matrices, 4);
+    float g[4];
+    for (int k = 0; k < 4; k++) {
+        double         xx = 0, ee = 0;
+        const uint8_t *code = codes[k == 1 || k == 2];
+        struct result  q = open_result(path_in("fp8-out"), names[k]);
         for (int i = 0; i < ROWS * COLS; i++) {
             const int    block = i / COLS / 128 * 2 + i % COLS / 128;
-            const double x = (codes[k][i] & 0x80 ? -1 : 1) * e4m3(codes[k][i] & 0x7f) * (double)f32[block];
+            const double x = (code[i] & 0x80 ? -1 : 1) * e4m3(code[i] & 0x7f) * (double)f32[block] * (k < 2 ? 1 : 8);
             const double e = x - value(&q, i) * (double)q.g;
             xx += x * x;
             ee += e * e;
@@ -357,7 +364,9 @@ static void test_fp8_experts(void **state)
         assert_true(ee / xx < 0.02);
         nib_checkpoint_close(q.c);
     }
-    assert_true(g[0] == g[1]);
+    /* w1 and w3 of an expert share the global scale, and no two experts do: of the second one all values are 8 times as
+     * large. */
+    assert_true(g[0] == g[1] && g[2] == g[3] && g[2] == 8 * g[0]);
 }
 
 /* Stacked BF16 experts come apart into the right rows. */
