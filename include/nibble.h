@@ -626,7 +626,7 @@ struct nib_machine {
     double   read_gb_s;    /* read_bytes of memory, again and again: a cache counts where it holds them */
     double   fp32_gflop_s; /* fused multiply-adds of fp32, two operations each */
     double   int8_gop_s;   /* products of bytes, summed exactly or with saturation, two operations each */
-    uint64_t read_bytes;   /* at most 256 MiB are read in a run */
+    uint64_t read_bytes;   /* size of what is read, at most 1 GiB */
     int32_t  n_threads;
 };
 enum nib_status nib_machine_measure(int32_t n_threads, uint64_t read_bytes, struct nib_machine *m,

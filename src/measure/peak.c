@@ -10,7 +10,7 @@
 #include "measure/peak_loops.h"
 
 #define READ_BYTES_LEAST ((uint64_t)256 << 10)
-#define READ_BYTES_MOST ((uint64_t)256 << 20)
+#define READ_BYTES_MOST ((uint64_t)1 << 30) /* there are processors with 300 MB of cache */
 /* A run reads so much, and the next one what follows it: short runs find the moments that are the program's alone, and
  * by the time it is a piece's turn again no cache holds it that does not hold everything. */
 #define SLICE_BYTES ((uint64_t)16 << 20)
