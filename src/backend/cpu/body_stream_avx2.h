@@ -16,34 +16,38 @@ BODY void quarter_store(const int type, const int u, const uint8_t *codes, float
     half_store(type, u % 2, codes + u / 2 * block_bytes(type) / 2, v + u / 2 * STREAM_BLOCK / 2);
 }
 
-/* Quarter `u` of a decoded block into its chains; x + k is the block's first channel. */
-BODY void quarter_add(const int rows, const int type, const int u, const float *v, const float *const *x, int64_t k,
-                      vec (*t)[PANEL_VECS])
+/* Quarter `u` of a decoded block of each panel into its chains; x + k is the block's first channel. */
+BODY void quarter_add(const int rows, const int panels, const int type, const int u, const float *v,
+                      const float *const *x, int64_t k, vec (*t)[STREAM_ROWS][PANEL_VECS])
 {
     UNROLL for (int i = 0; i < STREAM_QUARTER; i++)
     {
         const int at = u / 2 * NIB_CPU_OCTET + CHUNK_CHANNEL(u % 2, i);
-        vec w[PANEL_VECS];
-        UNROLL for (int p = 0; p < PANEL_VECS; p++)
-            panel_load(type, v, STREAM_QUARTER * u + i, p, &w[p]);
+        vec xv[STREAM_ROWS];
         UNROLL for (int r = 0; r < rows; r++)
+            xv[r] = SPLAT(x[r][k + at]);
+        UNROLL for (int q = 0; q < panels; q++)
         {
-            vec xv = SPLAT(x[r][k + at]);
+            vec w[PANEL_VECS];
             UNROLL for (int p = 0; p < PANEL_VECS; p++)
-            {
-                if (u == 0 && i == 0)
-                    t[r][p] = xv * w[p];
-                else
-                    VEC_FMA(t[r][p], xv, w[p]);
-            }
+                panel_load(type, v + q * STREAM_BLOCK, STREAM_QUARTER * u + i, p, &w[p]);
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int p = 0; p < PANEL_VECS; p++)
+                {
+                    if (u == 0 && i == 0)
+                        t[q][r][p] = xv[r] * w[p];
+                    else
+                        VEC_FMA(t[q][r][p], xv[r], w[p]);
+                }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int p = 0; p < PANEL_VECS; p++)
-            VEC_KEEP(t[r][p]);
+    UNROLL for (int q = 0; q < panels; q++)
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int p = 0; p < PANEL_VECS; p++)
+                VEC_KEEP(t[q][r][p]);
 }
 
-/* `panels` panels side by side, for one row's chains alone would wait for themselves. */
+/* `panels` panels side by side, for few rows' chains alone would wait for themselves; a row's number serves both. */
 BODY void stream_decoded(const int rows, const int panels, const int type, const struct nib_cpu_tile *t, int32_t o)
 {
     const struct nib_cpu_matrix *w = t->w;
@@ -73,11 +77,11 @@ BODY void stream_decoded(const int rows, const int panels, const int type, const
             UNROLL for (int i = 0; i < block_bytes(type); i += 64)
                 __builtin_prefetch(codes + q * stride + PREFETCH_BYTES + i);
         UNROLL for (int u = 0; u < 4; u++)
+        {
             UNROLL for (int q = 0; q < panels; q++)
-            {
                 quarter_store(type, u, codes + q * stride, v_next + q * STREAM_BLOCK);
-                quarter_add(rows, type, u, v + q * STREAM_BLOCK, x, (int64_t)b * NIB_CPU_BLOCK, chain[q]);
-            }
+            quarter_add(rows, panels, type, u, v, x, (int64_t)b * NIB_CPU_BLOCK, chain);
+        }
         UNROLL for (int q = 0; q < panels; q++)
         {
             vec s[PANEL_VECS];

@@ -127,6 +127,11 @@ BODY void stream_panels(const int rows, const int panels, const int type, const 
                 *(vec *)(void *)(t->y + r * NIB_CPU_TILE_OUTS + o + q * NIB_CPU_PANEL + p * VEC_FLOATS) = sum[r][q][p];
 }
 
+#ifndef STREAM_SIDE_ROWS
+/* Rows for which STREAM_PANELS panels pass side by side: registers hold the chains of so many. */
+#define STREAM_SIDE_ROWS 1
+#endif
+
 #ifndef STREAM_RUN
 /* A rung may have a way of its own for some types, of the same bits. */
 #define STREAM_RUN stream_panels
@@ -134,7 +139,7 @@ BODY void stream_panels(const int rows, const int panels, const int type, const 
 
 BODY void stream_rows(const int rows, const int type, const struct nib_cpu_tile *t)
 {
-    const int panels = rows == 1 ? STREAM_PANELS : 1;
+    const int panels = rows <= STREAM_SIDE_ROWS ? STREAM_PANELS : 1;
     int32_t   o = 0;
     for (; panels > 1 && t->n_outs - o > NIB_CPU_PANEL; o += panels * NIB_CPU_PANEL)
         STREAM_RUN(rows, panels, type, t, o);
@@ -235,6 +240,14 @@ BODY void panel_all_rows(const int type, const struct nib_cpu_tile *t, int64_t k
     }
 }
 
+/* Ask for the scales of n blocks: few lines, but not where the processor would expect them. */
+BODY void scales_ask(const int type, const struct nib_cpu_matrix *w, int32_t out, int32_t b, int32_t n)
+{
+    const uint8_t *scales = block_scales_at(type, panel_scales(w, out), b);
+    for (int32_t i = 0; (type == NIB_WEIGHT_NVFP4 || type == NIB_WEIGHT_MXFP4) && i < n * NIB_CPU_PANEL; i += 64)
+        __builtin_prefetch(scales + i);
+}
+
 BODY void tile_many(const int type, const struct nib_cpu_tile *t)
 {
     float  *v = t->work, *s = v + NIB_CPU_TILE_K * NIB_CPU_PANEL;
@@ -242,13 +255,14 @@ BODY void tile_many(const int type, const struct nib_cpu_tile *t)
     memset(t->y, 0, sizeof(float) * NIB_CPU_TILE_OUTS * (size_t)t->n_rows);
     for (int32_t b = 0; b < n_blocks; b += TILE_BLOCKS)
         for (int32_t o = 0; o < t->n_outs; o += NIB_CPU_PANEL) {
-            int32_t        n = n_blocks - b < TILE_BLOCKS ? n_blocks - b : TILE_BLOCKS;
-            const uint8_t *next = panel_codes(t->w, t->out + o + NIB_CPU_PANEL) + (int64_t)b * block_bytes(type);
-            if (o + NIB_CPU_PANEL >= t->n_outs && b + n < n_blocks)
-                next = panel_codes(t->w, t->out) + (int64_t)(b + n) * block_bytes(type);
-            else if (o + NIB_CPU_PANEL >= t->n_outs)
-                next = panel_codes(t->w, t->out + t->n_outs);
+            /* What is decoded next: the next panel, after the last one the next blocks of the first, or the next tile. */
+            const int32_t  n = n_blocks - b < TILE_BLOCKS ? n_blocks - b : TILE_BLOCKS;
+            const bool     more = o + NIB_CPU_PANEL < t->n_outs, further = b + n < n_blocks;
+            const int32_t  next_out = t->out + (more ? o + NIB_CPU_PANEL : further ? 0 : t->n_outs);
+            const int32_t  next_b = more ? b : further ? b + n : 0;
+            const uint8_t *next = panel_codes(t->w, next_out) + (int64_t)next_b * block_bytes(type);
             panel_open(type, t->w, t->out + o, b, n, v, s);
+            scales_ask(type, t->w, next_out, next_b, n);
             const void *codes = panel_codes(t->w, t->out + o) + (int64_t)b * block_bytes(type);
             panel_all_rows(type, t, (int64_t)b * NIB_CPU_BLOCK, OCTET_IN_PLACE(type) ? codes : v, s, n, next, t->y + o);
         }

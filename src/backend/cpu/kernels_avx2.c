@@ -27,6 +27,7 @@
 #define STREAM_ROWS      3
 #define STREAM_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3)
 #define STREAM_PANELS    2
+#define STREAM_SIDE_ROWS 2
 #define TILE_ROWS_MOST   6
 #define TILE_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #define VEC_MASK(v)      ((uint32_t)_mm256_movemask_ps((__m256)(v)))
