@@ -254,14 +254,17 @@ static int32_t attended(const struct attend *a, int32_t t, const double **row)
  * sums of n terms in ascending order round n times, and each rescaling by a running maximum once more. With bf16 queries
  * a device may round each weight to bf16 once before it multiplies a row: 2^-8 of it. With fp32 ones it may take queries
  * and weights as two bf16 numbers each: what the first leaves is below 2^-8 of the value's power of two, so the second
- * is off by half of 2^-16 of it. */
+ * is off by half of 2^-16 of it, and by 2^-134, half of bf16's least step, where that is more. A weight below 2^-126,
+ * fp32's least normal number, next to the largest one may be nothing. */
 static void own_attend(struct oc_case *c, const struct attend *a, int32_t t, int32_t h, double *o, double *err)
 {
     const double **row = oc_new(c, sizeof *row * 1024);
+    double *gone = oc_new(c, 8 * 1024); /* 1: the weight may be nothing */
     double *score = oc_new(c, 8 * 1024), *score_err = oc_new(c, 8 * 1024), most = (double)a->sink[h], sum, mean_err = 0;
     const double  *q = a->q.value + (int64_t)t * a->q.cols + h * a->d;
     const double   split_err = a->dtype == NIB_DTYPE_F32 && a->window.format != NIB_ROW_F32 ? 0x1p-17 : 0;
     const double   weight_err = a->dtype == NIB_DTYPE_BF16 ? 0x1p-8 : split_err;
+    const double   least_err = split_err > 0 ? 0x1p-134 : 0;
     int32_t        n = attended(a, t, row);
     for (int32_t j = 0; j < n; j++) {
         double dot = 0, mag = 0;
@@ -279,6 +282,7 @@ static void own_attend(struct oc_case *c, const struct attend *a, int32_t t, int
         /* The subtraction of the maximum rounds too; far below it, the weight vanishes faster than its error grows. */
         score_err[j] += OC_U * fabs(score[j] - most) + OC_U * fabs(most);
         score[j] = exp(score[j] - most);
+        gone[j] = score[j] * exp(-score_err[j]) < 0x1p-126;
         sum += score[j];
     }
     for (int32_t j = 0; j < n; j++)
@@ -289,7 +293,8 @@ static void own_attend(struct oc_case *c, const struct attend *a, int32_t t, int
         for (int32_t j = 0; j < n; j++) {
             double v = score[j] / sum * row[j][i];
             o[i] += v;
-            err[i] += fabs(v) * (1.1 * (score_err[j] + mean_err) + (2 * n + 20) * OC_U + weight_err);
+            err[i] += fabs(v) * (1.1 * (score_err[j] + mean_err) + (2 * n + 20) * OC_U + weight_err + gone[j]) +
+                      least_err / sum * fabs(row[j][i]);
         }
         /* First order is not enough where scores are uncertain by more than a little. */
         if (mean_err > 0.05)
@@ -336,6 +341,18 @@ static void pick_selected(struct oc_case *c, struct attend *a)
     }
 }
 
+/* At least 128 rows, and 64 for each of their sequences; the first two cases are small enough for a simulator. */
+static void pick_prompt(struct oc_case *c, struct attend *a)
+{
+    bool small = c->index < 2;
+    do {
+        c->shape[0] = 0;
+        a->seqs = oc_seqs_new(c, small ? 136 : OC_ROWS_MOST, 500, oc_range(c, 0, 1));
+    } while (a->seqs.n_rows < 128 || a->seqs.n_rows < 64 * a->seqs.n_seqs);
+    a->n_heads = oc_range(c, 1, small ? 1 : 4);
+    a->n_window = small ? oc_range(c, 1, 40) : a->n_window;
+}
+
 void oc_check_attend(struct oc_case *c)
 {
     struct attend        a = {.n_heads = oc_range(c, 1, 8), .n_window = oc_chance(c, 0.6) ? 128 : oc_range(c, 1, 128)};
@@ -347,11 +364,17 @@ void oc_check_attend(struct oc_case *c)
     a.seqs = oc_seqs_new(c, c->many && c->index % 8 >= 6 ? 300 : many ? 24 : oc_chance(c, 0.2) ? 16 : 5, 500, oc_range(c, 0, 1));
     if (c->index % 16 == 7)
         a.n_heads = oc_range(c, 30, 40);
+    /* --format fp8 --rows many: prompts of few heads over FP8 and NVFP4 rows, which devices may decode ahead. */
+    bool prompt = c->many && c->format == NIB_ACT_FP8;
+    if (prompt)
+        pick_prompt(c, &a);
     a.ratio = oc_pick(c, 3, ratios);
     pick_head(c, &a.d, &n_rot);
-    if (c->format == NIB_ACT_NVFP4) {
+    if (c->format == NIB_ACT_NVFP4 || prompt) {
         a.d = 512;
         n_rot = 64;
+    }
+    if (c->format == NIB_ACT_NVFP4) {
         a.w = c->index % 2 ? oc_weight_new(c, NIB_WEIGHT_NVFP4, NIB_ACT_NVFP4, 1, 8, 64)
                            : oc_weight_new(c, NIB_WEIGHT_FP8, NIB_ACT_FP8, 1, 128, 128);
     }
@@ -366,6 +389,7 @@ void oc_check_attend(struct oc_case *c)
     if (oc_chance(c, 0.1))
         a.sink[0] = -INFINITY; /* no sink */
     enum nib_row_format f = (enum nib_row_format)(c->format == NIB_ACT_NVFP4 ? 1 + c->index % 3 : c->index % 4);
+    f = !prompt ? f : c->index % 2 ? NIB_ROW_NVFP4 : NIB_ROW_FP8;
     a.window = oc_store_new(c, f, NIB_PAGE_TOKENS, a.seqs.n_pages, a.d, n_rot, 1);
     if (a.ratio) {
         a.entries = oc_store_new(c, f, NIB_PAGE_TOKENS / a.ratio, a.seqs.n_pages, a.d, n_rot, 1);
