@@ -8,7 +8,9 @@ rm -f "$work"/*.txt
 # Kernels of Hopper, and the most bytes each may store: what it was measured with.
 known='sm_90a hc_pre_rows 12
 sm_90a sample_slices 8
-sm_90a attend_wide<2, 76
+sm_90a attend_wide<2, 252
+sm_90a attend_wide<3, 108
+sm_90a attend_wide<1000, 108
 sm_90a down<2, 44
 sm_90a down<1, 24
 sm_90a gate_up<2, 56

@@ -2,7 +2,7 @@
 # The op checker on the CUDA backend in the simulator: opcheck.sh PROGRAM [long [OP [many|wide]]|sm100a|sm120a [long]]. Lines: op, seed, cases.
 # The seeds are fixed because cases differ a hundredfold in cost; long takes fresh seeds, schedules in random order and more cases: of all
 # ops; or one op's kernels on a card of 10.3, with `many` rows on one of 12.0, `wide`: on Hopper many rows of many columns, whose
-# rings of stages come round, and many FP8 rows. sm100a, sm120a: quantised rows and weights on a card of 10.0, or 12.0, where every
+# rings of stages come round, and many FP8 rows, or prompts of attention. sm100a, sm120a: quantised rows and weights on a card of 10.0, or 12.0, where every
 # kernel for them must have been launched; one kernel, with a second `long` each, is left out once, which the self-test must see.
 set -e
 program=$1
@@ -89,6 +89,9 @@ if [ "$2" = long ]; then
         ;;
     many/*) # within the memory of a card of 12.x
         NIB_PTXSIM_CARD=120 NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op "$3" --n 15 --rows many
+        ;;
+    wide/attend) # prompts whose rows are decoded ahead
+        NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op attend --n 2 --rows many --format fp8
         ;;
     wide/*)
         NIB_PTXSIM_SEED=$seed "$program" --backend cuda --seed "$seed" --op "$3" --n 2 --rows many --columns many

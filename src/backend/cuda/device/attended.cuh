@@ -52,24 +52,35 @@ NIB_DEVICE float nib_fp8_value(uint32_t code, float scale)
     return __uint_as_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f * scale;
 }
 
-/* Eight e4m3 bytes times 2^(scale_code - 127), exact. A byte's magnitude as the last exponent and first mantissa bits of
- * a bf16 number is its value times 2^-120, subnormal where the byte is, so one product gives the rest; a scale above
- * 2^7 is two, as no bf16 number is that large. */
-NIB_DEVICE uint4 nib_fp8_values(uint2 codes, uint32_t scale_code)
+/* Eight e4m3 bytes times 2^(scale_code - 127), exact but for what is below bf16's range. A byte's magnitude as the last
+ * exponent and first mantissa bits of a bf16 number is its value times 2^-120, subnormal where the byte is, so one
+ * product gives the rest; a scale above 2^7 is two, as no bf16 number is that large: the second one is apart. */
+constexpr uint32_t kFp8ScaleMost = 134;
+NIB_DEVICE uint4 nib_fp8_values_of_small(uint2 codes, uint32_t scale_code)
 {
-    uint32_t v[4] = {__byte_perm(codes.x, 0, 0x1404), __byte_perm(codes.x, 0, 0x3424), __byte_perm(codes.y, 0, 0x1404),
-                     __byte_perm(codes.y, 0, 0x3424)};
-    uint32_t factor = (min(scale_code, 134u) + 120u) << 7;
+    uint32_t v[4], factor = min(scale_code, kFp8ScaleMost) * 0x00800080u + 0x3c003c00u; /* 2^(scale_code - 7), twice */
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        v[i] = nib_mul_bf16x2((v[i] >> 4 & 0x07f007f0u) | (v[i] & 0x80008000u), factor | factor << 16);
-    if (scale_code > 134u) {
-        uint32_t rest = scale_code == 255u ? 0x7fc0u : (scale_code - 7u) << 7; /* 2^(scale_code - 134) */
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            v[i] = nib_mul_bf16x2(v[i], rest | rest << 16);
+    for (int i = 0; i < 2; i++) { /* the two bytes of each number, four codes at a time */
+        uint32_t c = i ? codes.y : codes.x, low = c << 4 & 0xf0f0f0f0u;
+        uint32_t high = (c >> 4 & 0x07070707u) | (c & 0x80808080u);
+        v[2 * i] = nib_mul_bf16x2(__byte_perm(low, high, 0x5140), factor);
+        v[2 * i + 1] = nib_mul_bf16x2(__byte_perm(low, high, 0x7362), factor);
     }
     return make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+NIB_DEVICE uint4 nib_fp8_values_of_large(uint4 v, uint32_t scale_code)
+{
+    uint32_t rest = scale_code == 255u ? 0x7fc0u : (scale_code - 7u) << 7; /* 2^(scale_code - 134) */
+    rest = scale_code > kFp8ScaleMost ? rest | rest << 16 : 0x3f803f80u;
+    return make_uint4(nib_mul_bf16x2(v.x, rest), nib_mul_bf16x2(v.y, rest), nib_mul_bf16x2(v.z, rest),
+                      nib_mul_bf16x2(v.w, rest));
+}
+
+NIB_DEVICE uint4 nib_fp8_values(uint2 codes, uint32_t scale_code)
+{
+    uint4 v = nib_fp8_values_of_small(codes, scale_code);
+    return scale_code > kFp8ScaleMost ? nib_fp8_values_of_large(v, scale_code) : v;
 }
 
 NIB_DEVICE void nib_attend_load_fp8(const uint8_t *row, uint16_t *to, int lane)
@@ -80,12 +91,12 @@ NIB_DEVICE void nib_attend_load_fp8(const uint8_t *row, uint16_t *to, int lane)
         ((uint32_t *)(to + kAttendNope))[i] = ((const uint32_t *)(row + kAttendNope))[i];
 }
 
-/* Eight E2M1 codes times their block's E4M3 scale. */
+/* Eight E2M1 codes times their block's E4M3 scale, which becomes a bf16 number as above. */
 NIB_DEVICE uint4 nib_nvfp4_values(uint32_t codes, uint32_t scale_code)
 {
-    uint32_t v[4];
-    float    scale = nib_e4m3_value(scale_code);
-    uint32_t pair = nib_pack_bf16x2(scale, scale);
+    uint32_t v[4], scale = (scale_code & 0x7fu) << 4 | (scale_code & 0x80u) << 8;
+    uint32_t pair = nib_mul_bf16x2(scale | scale << 16, 0x7b807b80u); /* 2^120 */
+    pair = (scale_code & 0x7fu) == 0x7fu ? 0x7fc07fc0u : pair;
     nib_e2m1_bf16x8(codes, v);
     return make_uint4(nib_mul_bf16x2(v[0], pair), nib_mul_bf16x2(v[1], pair), nib_mul_bf16x2(v[2], pair),
                       nib_mul_bf16x2(v[3], pair));

@@ -35,6 +35,7 @@ struct shared {
     float    angle[2][kRot];              /* of items in turns */
     float    head_most[kFew * kFewHeads], head_total[kFew * kFewHeads];
     uint64_t full[kStages][2], empty[kStages][2], q_full, q_empty;
+    uint64_t totals[4]; /* of the warps that hold the same heads */
     uint64_t angles[2]; /* each turn's own: of short items the next one's may come before the last one's were waited for */
 };
 constexpr int kAlign = 1024; /* of what wgmma reads with a swizzle of 128 bytes */
@@ -81,11 +82,11 @@ NIB_DEVICE void pair_sync(int what, int warp)
 {
     asm volatile("bar.sync %0, 64;" ::"r"(1 + what * 4 + warp) : "memory");
 }
-constexpr int kFirstReady = 0, kSecondReady = 1, kBothDone = 2;
+constexpr int kFirstReady = 0, kSecondReady = 1;
 
 NIB_DEVICE void consumers_sync(void)
 {
-    asm volatile("bar.sync 13, 256;" ::: "memory");
+    asm volatile("bar.sync 9, 256;" ::: "memory");
 }
 
 NIB_DEVICE void proxy_fence(void)
@@ -125,126 +126,24 @@ NIB_DEVICE void copy_unit(uint4 *to, const void *from, bool there)
                  : "memory");
 }
 
+/* Likewise of four. */
+NIB_DEVICE void copy_scale(float *to, const void *from, bool there)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(nib_shared_address(to)), "l"(from),
+                 "r"(there ? 4 : 0)
+                 : "memory");
+}
+
 NIB_DEVICE void arrive_copied(uint64_t *barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(nib_shared_address(barrier)) : "memory");
 }
 
-/* A lane's row of a tile, of the 16 that its warp brings. */
+/* A lane's row of a tile, of those that its warp brings. */
+constexpr int kWarpRows = 16;
 NIB_DEVICE const uint8_t *row_of_lane(const uint8_t *row, int r)
 {
     return (const uint8_t *)(uintptr_t)__shfl_sync(~0u, (unsigned long long)(uintptr_t)row, r);
-}
-
-/* An FP8 row comes as stored to where it will stand, 16 pieces of 8 bytes to each chunk's row of the tile, so that a
- * whole pair of tiles is on its way without a register; then its warp decodes it there. */
-constexpr int kPieces = (kNope + 2 * kRot + 8) / 8;
-
-NIB_DEVICE uint2 *piece_of(uint16_t (*tile)[kTile][kChunk], int row, int piece)
-{
-    return (uint2 *)tile[piece / 16][row] + piece % 16;
-}
-
-NIB_DEVICE void copy_piece(uint2 *to, const void *from)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(nib_shared_address(to)), "l"(from) : "memory");
-}
-
-NIB_DEVICE void fp8_fetch(const uint8_t *row, uint16_t (*tile)[kTile][kChunk], int r0, int lane)
-{
-    for (int r = 0; r < 16; r++) {
-        const uint8_t *from = row_of_lane(row, r);
-        for (int i = lane; from && i < kPieces; i += 32)
-            copy_piece(piece_of(tile, r0 + r, i), (const uint2 *)from + i);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Lane: units `lane` and 32 + lane of each row, the last eight of which are rotary channels, two pieces each. */
-NIB_DEVICE void fp8_decode(const uint8_t *row, uint16_t (*tile)[kTile][kChunk], int r0, int lane)
-{
-    constexpr int kRows = 4; /* read together before the first is written */
-    bool          rotary = lane >= kNope / 8 - 32;
-    int           piece = rotary ? kNope / 8 + (lane - (kNope / 8 - 32)) * 2 : 32 + lane;
-    __syncwarp(); /* all lanes' copies are there */
-#pragma unroll 1
-    for (int r = 0; r < 16; r += kRows) {
-        uint2 low[kRows] = {}, high[kRows] = {}, more[kRows] = {}, scales[kRows] = {};
-#pragma unroll
-        for (int i = 0; i < kRows; i++) {
-            if (!row_of_lane(row, r + i))
-                continue;
-            low[i] = *piece_of(tile, r0 + r + i, lane);
-            high[i] = *piece_of(tile, r0 + r + i, piece);
-            more[i] = *piece_of(tile, r0 + r + i, rotary ? piece + 1 : piece);
-            scales[i] = *piece_of(tile, r0 + r + i, kPieces - 1);
-        }
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < kRows; i++) {
-            bool  there = row_of_lane(row, r + i) != NULL;
-            uint4 first = nib_fp8_values(low[i], scales[i].x >> lane / 8 * 8 & 255u),
-                  second = rotary ? make_uint4(high[i].x, high[i].y, more[i].x, more[i].y)
-                                  : nib_fp8_values(high[i], scales[i].y >> lane / 8 * 8 & 255u);
-            *unit_of(tile, r0 + r + i, lane) = there ? first : make_uint4(0, 0, 0, 0);
-            *unit_of(tile, r0 + r + i, 32 + lane) = there ? second : make_uint4(0, 0, 0, 0);
-        }
-    }
-    proxy_fence();
-}
-
-/* An NVFP4 row: rotary channels to where they belong, the 256 bytes before them, as stored, to the row's place in the
- * first two chunks. */
-constexpr int kRawUnits = 16, kNvfp4Units = kRawUnits + 2 * kRot / 16;
-
-NIB_DEVICE void nvfp4_fetch(const uint8_t *row, uint16_t (*tile)[kTile][kChunk], int r0, int lane)
-{
-#pragma unroll 4
-    for (int i = lane; i < 16 * kNvfp4Units; i += 32) {
-        int            r = i / kNvfp4Units, unit = i % kNvfp4Units;
-        const uint8_t *from = row_of_lane(row, r);
-        uint4         *to = unit < kRawUnits ? (uint4 *)tile[unit / 8][r0 + r] + unit % 8
-                                             : unit_of(tile, r0 + r, kNope / 8 + unit - kRawUnits);
-        if (from)
-            copy_unit(to, (const uint4 *)from + unit, true);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* The row scale stays apart. */
-NIB_DEVICE void nvfp4_decode(const uint8_t *row, uint16_t (*tile)[kTile][kChunk], float *row_scale, int r0, int lane)
-{
-    constexpr int kRows = 4;
-    bool          rotary = lane >= kNope / 8 - 32;
-    __syncwarp();
-#pragma unroll 1
-    for (int r = 0; r < 16; r += kRows) {
-        uint32_t low[kRows] = {}, high[kRows] = {}, scale[kRows][2] = {};
-        float    g[kRows] = {};
-#pragma unroll
-        for (int i = 0; i < kRows; i++) {
-            if (!row_of_lane(row, r + i))
-                continue;
-            const uint8_t *scales = (const uint8_t *)tile[1][r0 + r + i] + kNope / 2 - 2 * kChunk;
-            low[i] = ((const uint32_t *)tile[0][r0 + r + i])[lane];
-            high[i] = ((const uint32_t *)tile[1][r0 + r + i])[rotary ? 0 : lane];
-            scale[i][0] = scales[lane / 2];
-            scale[i][1] = scales[rotary ? 0 : 16 + lane / 2];
-            g[i] = *(const float *)(scales + kNope / 16);
-        }
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < kRows; i++) {
-            bool there = row_of_lane(row, r + i) != NULL;
-            *unit_of(tile, r0 + r + i, lane) = there ? nib_nvfp4_values(low[i], scale[i][0]) : make_uint4(0, 0, 0, 0);
-            if (!rotary || !there)
-                *unit_of(tile, r0 + r + i, 32 + lane) =
-                    there ? nib_nvfp4_values(high[i], scale[i][1]) : make_uint4(0, 0, 0, 0);
-            if (lane == 0)
-                row_scale[r0 + r + i] = there ? g[i] : 0;
-        }
-    }
-    proxy_fence();
 }
 
 /* What one lane of the third warpgroup needs to name its rows: places are found two tiles ahead, addresses one. */
@@ -331,7 +230,11 @@ NIB_DEVICE void place_wait(struct shared *m, uint32_t c, int side)
         nib_barrier_wait(&m->empty[c % kStages][side], (c / kStages - 1) & 1u);
 }
 
-/* The tiles of an item, number c first: BF16 rows. */
+/* Rows that were NVFP4 and are BF16 but for their row scale, which stands behind them (attend_decoded_sm90a.cu). */
+constexpr int kRowScaled = 1000;
+
+/* The tiles of an item, number c first: BF16 rows; scaled: with a row scale. */
+template <bool scaled>
 NIB_DEVICE void feed_bf16(const struct nib_attend_args &a, const struct item &it, struct shared *m, uint32_t c)
 {
     int            warp = (threadIdx.x - kConsumers) / 32, lane = threadIdx.x % 32, r0 = warp * 16;
@@ -350,51 +253,12 @@ NIB_DEVICE void feed_bf16(const struct nib_attend_args &a, const struct item &it
                 copy_unit(unit_of(m->kv[c % kStages], r0 + r, side * 32 + lane),
                           (const uint4 *)(from ? from : a.window.base) + side * 32 + lane, from != NULL);
             }
+            if (scaled && side == 1 && lane < kWarpRows) /* both sides' places are free: nobody reads the last scale */
+                copy_scale(&m->row_scale[c % kStages][r0 + lane], row ? row + 2 * kD : a.window.base, row != NULL);
             arrive_copied(&m->full[c % kStages][side]);
         }
         row = next_row;
         place = next_place;
-    }
-}
-
-/* FP8 or NVFP4 rows, a pair of tiles at a time: the second one's places may only be free once the first one has been used, and
- * the first one's once the pair before is done with, so both are asked for before either is decoded. */
-template <int format>
-NIB_DEVICE void feed_packed(const struct nib_attend_args &a, const struct item &it, struct shared *m, uint32_t c)
-{
-    int           warp = (threadIdx.x - kConsumers) / 32, lane = threadIdx.x % 32, r0 = warp * 16;
-    struct places p = {&a, &it};
-    int32_t       j = it.begin + r0 + lane % 16, place[2] = {place_of(p, j), place_of(p, j + kTile)};
-    for (int32_t base = it.begin; base < it.end; base += 2 * kTile, j += 2 * kTile) {
-        const uint8_t *row[2] = {address_of(p, j, place[0]), address_of(p, j + kTile, place[1])};
-        int            n = base + kTile < it.end ? 2 : 1;
-        place[0] = place_of(p, j + 2 * kTile);
-        place[1] = place_of(p, j + 3 * kTile);
-#pragma unroll
-        for (int t = 0; t < 2; t++) {
-            if (t >= n)
-                break;
-            place_wait(m, c + t, 0);
-            place_wait(m, c + t, 1);
-            format == NIB_ROW_FP8 ? fp8_fetch(row[t], m->kv[(c + t) % kStages], r0, lane)
-                                  : nvfp4_fetch(row[t], m->kv[(c + t) % kStages], r0, lane);
-        }
-#pragma unroll
-        for (int t = 0; t < 2; t++) {
-            if (t >= n)
-                break;
-            if (t + 1 < n)
-                asm volatile("cp.async.wait_group 1;" ::: "memory");
-            else
-                asm volatile("cp.async.wait_group 0;" ::: "memory");
-            if (format == NIB_ROW_FP8)
-                fp8_decode(row[t], m->kv[(c + t) % kStages], r0, lane);
-            else
-                nvfp4_decode(row[t], m->kv[(c + t) % kStages], m->row_scale[(c + t) % kStages], r0, lane);
-            nib_barrier_arrive(&m->full[(c + t) % kStages][0]);
-            nib_barrier_arrive(&m->full[(c + t) % kStages][1]);
-        }
-        c += n;
     }
 }
 

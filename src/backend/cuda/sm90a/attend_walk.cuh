@@ -270,8 +270,9 @@ NIB_DEVICE void walk_first(struct shared *m, const struct item &it, uint32_t c, 
     }
 }
 
-/* The second: scores the second tile, adds up the upper side. */
-template <int parts, int cut, bool f32, bool scaled>
+/* The second: scores the second tile, adds up the upper side. in_turns: where rows are decoded as they come, it is done
+ * with the first tile before it asks for the second one, so that one's place is filled while the other is used. */
+template <int parts, int cut, bool f32, bool scaled, bool in_turns>
 NIB_DEVICE void walk_second(struct shared *m, const struct item &it, uint32_t c, int lane, struct softmax *w,
                             float (&o)[128])
 {
@@ -282,7 +283,7 @@ NIB_DEVICE void walk_second(struct shared *m, const struct item &it, uint32_t c,
     for (int32_t base = it.begin; base < it.end; base += 2 * kTile, c += 2) {
         bool  second = base + kTile < it.end;
         float s[32];
-        if (second) {
+        if (second && !in_turns) {
             score<scaled>(m, c + 1, lane, s);
             if (base + 3 * kTile >= it.end)
                 query_release<parts, cut>(m, lane);
@@ -294,15 +295,25 @@ NIB_DEVICE void walk_second(struct shared *m, const struct item &it, uint32_t c,
         side_wait(m, c, 1);
         shrink_sums(o, shrink);
         start_sums<1, scaled>(m, c, p, plain, o);
-        if (second) /* while the sums run */
+        if (second && !in_turns) /* while the sums run */
             weigh<f32>(s, it.end - base - kTile, lane, w, shrink);
         end_sums(o);
+        if (in_turns) {
+            side_release(m, c, 1, lane);
+            if (!second)
+                break;
+            score<scaled>(m, c + 1, lane, s);
+            if (base + 3 * kTile >= it.end)
+                query_release<parts, cut>(m, lane);
+            weigh<f32>(s, it.end - base - kTile, lane, w, shrink);
+        }
         if (second) { /* the registers of the first tile's weights are free */
             settled(s);
             as_operands<f32, scaled>(s, lane, m->row_scale[(c + 1) % kStages], p, plain);
             hand_over(m, kSecondReady, p, w->most);
         }
-        side_release(m, c, 1, lane);
+        if (!in_turns)
+            side_release(m, c, 1, lane);
         if (!second)
             break;
         shrink_sums(o, shrink);

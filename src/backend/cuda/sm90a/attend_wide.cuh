@@ -21,21 +21,23 @@
 
 #include "backend/cuda/attend_cuda.h"
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/sm90a/attend_packed.cuh"
 #include "backend/cuda/sm90a/attend_walk.cuh"
 
 /* ---- Results ---- */
 
-/* Totals of the whole item. */
-NIB_DEVICE void add_totals(struct shared *m, int group, int turn, struct softmax *w)
+/* Totals of the whole item, the `done`th. */
+NIB_DEVICE void add_totals(struct shared *m, int group, uint32_t done, struct softmax *w)
 {
-    int i = threadIdx.x % 128;
+    int i = threadIdx.x % 128, turn = (int)(done & 1u);
 #pragma unroll
     for (int c = 0; c < 2; c++) {
         w->total[c] += __shfl_xor_sync(~0u, w->total[c], 1);
         w->total[c] += __shfl_xor_sync(~0u, w->total[c], 2);
     }
     m->total[turn][group][i] = make_float2(w->total[0], w->total[1]);
-    pair_sync(kBothDone, i / 32);
+    nib_barrier_arrive(&m->totals[i / 32]);
+    nib_barrier_wait(&m->totals[i / 32], done & 1u);
     float2 first = m->total[turn][0][i], second = m->total[turn][1][i];
     w->total[0] = first.x + second.x;
     w->total[1] = first.y + second.y;
@@ -322,7 +324,8 @@ template <int format, int parts, bool f32, int cut> static __global__ void __lau
                 int32_t first, int32_t n_items)
 {
     nib_grid_release();
-    constexpr bool            scaled = format == NIB_ROW_NVFP4;
+    constexpr bool            scaled = format == NIB_ROW_NVFP4 || format == kRowScaled,
+                   in_turns = format == NIB_ROW_FP8 || format == NIB_ROW_NVFP4;
     extern __shared__ uint8_t memory[];
     struct shared *m = (struct shared *)(memory + (kAlign - nib_shared_address(memory) % kAlign) % kAlign);
     int32_t        i = (int32_t)blockIdx.x / parts, step = parts == 1 ? (int32_t)gridDim.x : n_items;
@@ -337,6 +340,8 @@ template <int format, int parts, bool f32, int cut> static __global__ void __lau
         nib_barrier_init(&m->angles[0], kRot / 2);
         nib_barrier_init(&m->angles[1], kRot / 2);
         nib_barrier_init(&m->q_empty, kConsumers / 32);
+        for (int k = 0; k < 4; k++)
+            nib_barrier_init(&m->totals[k], 2 * 32);
     }
     constexpr int kUnused = (kHeads - kHeads / cut) * kChunk / 8; /* of a chunk's query, units of 16 bytes */
     for (int u = threadIdx.x; u < kChunks * kUnused; u += kThreads)
@@ -350,7 +355,10 @@ template <int format, int parts, bool f32, int cut> static __global__ void __lau
             if (done > 0)
                 nib_barrier_wait(&m->q_empty, (done - 1) & 1u);
             f32 ? feed_query_f32<cut>(a, it, m) : feed_query<cut>(a, it, m);
-            format == NIB_ROW_BF16 ? feed_bf16(a, it, m, c) : feed_packed<format>(a, it, m, c);
+            if constexpr (format == NIB_ROW_BF16 || format == kRowScaled)
+                feed_bf16<scaled>(a, it, m, c);
+            else
+                feed_packed<format>(a, it, m, c);
             feed_angles(a, rows, it, m, (int)(done & 1u));
             c += (uint32_t)(it.end - it.begin + kTile - 1) / kTile;
         }
@@ -376,10 +384,10 @@ template <int format, int parts, bool f32, int cut> static __global__ void __lau
             query_release<parts, cut>(m, lane);
         else
             group == 0 ? walk_first<parts, cut, f32, scaled>(m, it, c, lane, &w, o)
-                       : walk_second<parts, cut, f32, scaled>(m, it, c, lane, &w, o);
+                       : walk_second<parts, cut, f32, scaled, in_turns>(m, it, c, lane, &w, o);
         if (f32)
             join_parts(o);
-        add_totals(m, group, turn, &w);
+        add_totals(m, group, done, &w);
         nib_barrier_wait(&m->angles[turn], done / 2 & 1u); /* the next item's may be there, too */
         c += (uint32_t)(it.end - it.begin + kTile - 1) / kTile;
         if (parts == 1) {
