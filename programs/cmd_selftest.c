@@ -1,5 +1,5 @@
-/* nibble selftest: the kernels of this machine held to `ref`, op by op, on the bundled model. What it prints, or writes with --out, is
- * what to send along when results look wrong. */
+/* nibble selftest: the kernels of this machine held to `ref`, op by op, on the bundled model. What it prints, or writes
+ * with --out, is what to send along when results look wrong. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,8 @@
 
 enum { N_CTX = 512, N_ROWS_MAX = 160, N_STEPS = 8 };
 
-/* Few rows, a captured step that comes again, more rows than the kernels for few of them take, and one at a time behind a page's end. */
+/* Few rows, a captured step that comes again, more rows than the kernels for few of them take, and one at a time behind
+ * a page's end. */
 static const int32_t step_rows[N_STEPS] = {1, 1, 7, 1, 129, 16, 1, 1};
 
 /* Ways of rounding, each with kernels of its own. */

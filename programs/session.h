@@ -49,7 +49,8 @@ int session_open_engine(struct session *s, int32_t n_rows_max, bool mtp);
 
 void session_close(struct session *s);
 
-/* Say on standard error if a kernel failed its self-test when an engine of this backend opened; engines go on without it. */
+/* Say on standard error if a kernel failed its self-test when an engine of this backend opened; engines go on without
+ * it. */
 void session_warn_of_kernels(const char *backend);
 
 /* Called for each wanted row: i counts the ids that were fed. mtp_logits is NULL unless the engine has MTP. Return

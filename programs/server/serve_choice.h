@@ -70,7 +70,8 @@ void    choice_free(struct choice *c);
 
 /* One event of the stream. */
 void generation_event(struct generation *g, json_t *object);
-/* One that brings text and nothing else, under that name in a chat's delta (NULL in completions). The same bytes, straight. */
+/* One that brings text and nothing else, under that name in a chat's delta (NULL in completions). The same bytes,
+ * straight. */
 void generation_text_event(struct generation *g, int32_t index, const char *name, const char *text, size_t n);
 json_t *generation_chunk(const struct generation *g, json_t *choices); /* takes choices */
 json_t *generation_usage(const struct generation *g);

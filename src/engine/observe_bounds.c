@@ -1,9 +1,10 @@
 /* How far a right result may be from ref's. u is half an ulp at 1 in fp32.
  *
  * A sum of n products in fp32 or better, in any order that has no chain of more than n/16 + 8 roundings, is within
- * (n/16 + 8) 2u ||x|| ||w|| (Cauchy and Schwarz over sum |x||w|). What follows a sum carries its error on by the derivative; a bf16
- * result may round to the other side, one part in 2^7. A code of a quantised row may fall to the neighbour on its grid. These are
- * bounds of single ops on equal inputs; tests/opcheck has tighter ones, this table must hold on any model without knowing more. */
+ * (n/16 + 8) 2u ||x|| ||w|| (Cauchy and Schwarz over sum |x||w|). What follows a sum carries its error on by the
+ * derivative; a bf16 result may round to the other side, one part in 2^7. A code of a quantised row may fall to the
+ * neighbour on its grid. These are bounds of single ops on equal inputs; tests/opcheck has tighter ones, this table
+ * must hold on any model without knowing more. */
 #include "engine/observe.h"
 
 #include <math.h>
@@ -65,7 +66,8 @@ static double operand_norm(const struct nib_act *x, enum nib_act_format f, int32
 
 /* ---- Grids ---- */
 
-/* One step of E2M1 codes or E4M3 codes around a value, the scale of its block included, which may itself round the other way. */
+/* One step of E2M1 codes or E4M3 codes around a value, the scale of its block included, which may itself round the
+ * other way. */
 static void add_grid(const float *ref, int32_t n, int32_t block, bool fp4, double scale_flip, double *bound)
 {
     for (int32_t k = 0; k < n; k += block) {
@@ -185,8 +187,8 @@ static void turned(struct bounds *b, int32_t k, int32_t head_dim, int32_t n_rot,
         }
 }
 
-/* An entry is a mean of rows, weighed by a softmax, and normed. Rows may cancel in the mean: by up to 2^6 of the largest element of the
- * entry this bound allows. */
+/* An entry is a mean of rows, weighed by a softmax, and normed. Rows may cancel in the mean: by up to 2^6 of the
+ * largest element of the entry this bound allows. */
 static void pooled(struct bounds *b, const struct nib_compress_args *a)
 {
     const struct nib_values *v = &b->ref[0];
@@ -248,8 +250,8 @@ static void attended(struct bounds *b, const struct nib_attend_args *a)
     }
 }
 
-/* post and comb are sigmoids and a normalised softmax of `mix`, a product over all streams of which r makes the length sqrt(n). x is
- * the norm of their sum of streams. */
+/* post and comb are sigmoids and a normalised softmax of `mix`, a product over all streams of which r makes the length
+ * sqrt(n). x is the norm of their sum of streams. */
 static double mix_error(const float *fn, int32_t n_mix, int32_t n, const float *scale, int32_t n_scales)
 {
     double most = 0, widest = 0;
@@ -299,8 +301,9 @@ static void hc_pre(struct bounds *b, const struct nib_hc_pre_args *a)
         collapsed(b, k, &a->streams, a->n_hc, &a->collapsed, a->norm_weight, (double)a->norm_eps, delta + 8 * U, bf16 ? 2 * B16 : 0);
 }
 
-/* |a| of an expert is at most |g||u|, and ||g|| ||x|| goes by the rows of w1 and w3. Codes of a quantised inner row may fall to the
- * neighbour: an eighth of a value for FP8, half for NVFP4; one in 64 of them is allowed to, which is an eighth of the norm. */
+/* |a| of an expert is at most |g||u|, and ||g|| ||x|| goes by the rows of w1 and w3. Codes of a quantised inner row may
+ * fall to the neighbour: an eighth of a value for FP8, half for NVFP4; one in 64 of them is allowed to, which is an
+ * eighth of the norm. */
 static void experts(struct bounds *b, const struct nib_moe_args *a)
 {
     struct nib_shadow *s = b->o->shadow;

@@ -85,8 +85,8 @@ static bool compress_cost(const struct nib_reader *r, const struct nib_compress_
     return true;
 }
 
-/* Every key that some query of a sequence scores, once. Where a query takes all entries it scores none. Queries of FP4 keys are
- * FP4 too, so their products are of bytes. */
+/* Every key that some query of a sequence scores, once. Where a query takes all entries it scores none. Queries of FP4
+ * keys are FP4 too, so their products are of bytes. */
 static bool index_cost(const struct nib_reader *r, const struct nib_index_select_args *a, struct nib_cost *c)
 {
     struct step_rows rows;

@@ -1,4 +1,5 @@
-/* What the tests of the conversation share: starting it, typing, reading answers, what it saves. Include it first, with _GNU_SOURCE. */
+/* What the tests of the conversation share: starting it, typing, reading answers, what it saves. Include it first, with
+ * _GNU_SOURCE. */
 #ifndef NIB_TEST_CHAT_RIG_H
 #define NIB_TEST_CHAT_RIG_H
 

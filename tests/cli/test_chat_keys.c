@@ -1,5 +1,5 @@
-/* nibble run as a conversation, through a pseudo-terminal: keys, stopping, kinds of terminals, tools and settings. Answers are the bundled
- * model's training data, as in test_chat.c. */
+/* nibble run as a conversation, through a pseudo-terminal: keys, stopping, kinds of terminals, tools and settings.
+ * Answers are the bundled model's training data, as in test_chat.c. */
 #define _GNU_SOURCE
 #include "chat_rig.h"
 

@@ -82,8 +82,8 @@ static json_t *output(void)
     return o;
 }
 
-/* Call for every step-th line of a golden file; for eight times as many with NIB_TEST_LONG. Reading the tokenizer takes a third
- * of a second each time. */
+/* Call for every step-th line of a golden file; for eight times as many with NIB_TEST_LONG. Reading the tokenizer takes
+ * a third of a second each time. */
 static void each_line(const char *path, int step, void (*check)(const json_t *row))
 {
     if (getenv("NIB_TEST_LONG"))

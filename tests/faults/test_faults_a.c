@@ -1,5 +1,5 @@
-/* Known faults of loading checkpoints: B01, B02, B11, B12. Those about files, B05 to B10, are test_checkpoint_folder's and
- * test_checkpoint_shard's; docs/known-faults.md names the tests. */
+/* Known faults of loading checkpoints: B01, B02, B11, B12. Those about files, B05 to B10, are test_checkpoint_folder's
+ * and test_checkpoint_shard's; docs/known-faults.md names the tests. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,8 +18,8 @@ enum { N = 6, EXPERTS = 16, INNER = 64, DIM = 256, VOCAB = 2048 };
 
 static const char *const backends[] = {"ref", "cpu"};
 
-/* A tensor of w1's shape becomes plain numbers: BF16 if every one is a bf16 number, as the cpu backend adds up BF16 and coded weights
- * in one order and F32 ones in another; F32 if `wide`, or where a number is not. */
+/* A tensor of w1's shape becomes plain numbers: BF16 if every one is a bf16 number, as the cpu backend adds up BF16 and
+ * coded weights in one order and F32 ones in another; F32 if `wide`, or where a number is not. */
 static void make_plain(struct hostile *h, const char *name, const float *x, bool wide)
 {
     const int64_t shape[2] = {INNER, DIM};
@@ -40,7 +40,8 @@ static void make_plain(struct hostile *h, const char *name, const float *x, bool
     }
 }
 
-/* layers.2.ffn.experts.E.w1 of a form, all with scale bytes b, against the same as plain numbers, code x 2^(b - 127). */
+/* layers.2.ffn.experts.E.w1 of a form, all with scale bytes b, against the same as plain numbers, code x 2^(b -
+ * 127). */
 static void check_scale_byte(const char *src, bool fp8, int b, int backend)
 {
     struct hostile coded, plain;
@@ -258,8 +259,8 @@ static void b11_fp8_scales_as_numbers(void **state)
     test_dir_close(&d);
 }
 
-/* Lists of excluded modules are wrong in the models of tests same_nvfp4-experts, same_nvfp4-bf16 and same_mixed; here, that FP8 data is
- * used as it lies in the file. */
+/* Lists of excluded modules are wrong in the models of tests same_nvfp4-experts, same_nvfp4-bf16 and same_mixed; here,
+ * that FP8 data is used as it lies in the file. */
 static void b11_payload_is_the_files(void **state)
 {
     struct test_dir d;
@@ -282,7 +283,8 @@ static void b11_payload_is_the_files(void **state)
         assert_ptr_equal(s.source[i].part[0].scales, nib_checkpoint_find(c, name)->data);
         n_fp8++;
     }
-    /* wq_a, wq_b, wkv, wo_a, wo_b and three shared of six layers and the MTP block, three indexers, e_proj and h_proj */
+    /* wq_a, wq_b, wkv, wo_a, wo_b and three shared of six layers and the MTP block, three indexers, e_proj and
+     * h_proj */
     assert_int_equal(n_fp8, 7 * 8 + 3 + 2);
     nib_sources_deinit(&s);
     nib_checkpoint_close(c);
@@ -336,8 +338,8 @@ static void b11_settings_that_cannot_be_resolved(void **state)
     hostile_close(&h);
 }
 
-/* MTP absent, BF16, as MXFP4 and FP8, and NVFP4 are the models of tests same_no-mtp, same_mtp-bf16, same_mtp-mxfp4 and same_mtp-nvfp4:
- * the main model's logits are equal bit for bit in all. Here, half of it. */
+/* MTP absent, BF16, as MXFP4 and FP8, and NVFP4 are the models of tests same_no-mtp, same_mtp-bf16, same_mtp-mxfp4 and
+ * same_mtp-nvfp4: the main model's logits are equal bit for bit in all. Here, half of it. */
 static void b12_half_an_mtp_block_is_refused(void **state)
 {
     static const char *const names[] = {"mtp.0.e_proj.weight", "mtp.0.hc_head_base", "mtp.0.enorm.weight", "mtp.0.ffn.experts.7.w2.weight",

@@ -135,7 +135,8 @@ BOTH(b104_clamps)
 
 /* ---- Whole models ---- */
 
-/* In fp32 throughout, right backends stay within 2.5e-5 of each other (golden.c); a BF16 row's bit would make up to 2e-3 of it. */
+/* In fp32 throughout, right backends stay within 2.5e-5 of each other (golden.c); a BF16 row's bit would make up to
+ * 2e-3 of it. */
 static void check_close(const char *dir, int32_t n, const char *what, const float *far_from)
 {
     float *a = hostile_logits(dir, "ref", NIB_ACT_QUANT_NONE, n, false), *b = hostile_logits(dir, "cpu", NIB_ACT_QUANT_NONE, n, false);

@@ -274,8 +274,8 @@ static void check_whole(const struct exchange *x)
     json_decref(o);
 }
 
-/* Each choice ends once and says nothing behind its end; the stream ends in [DONE]. Every event is spelled as the JSON library
- * spells it, also those that are written without it. */
+/* Each choice ends once and says nothing behind its end; the stream ends in [DONE]. Every event is spelled as the JSON
+ * library spells it, also those that are written without it. */
 static void check_stream(const struct exchange *x, bool failed)
 {
     bool        ended[N_REQUESTS_MAX] = {0}, done = false;

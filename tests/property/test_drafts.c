@@ -433,8 +433,8 @@ static double share_accepted(const struct text *t)
     return (double)t->result.n_accepted / (double)t->result.n_drafted;
 }
 
-/* The drafts' own state is filled by a prompt in one piece, in chunks, and behind a fork alike: one text, and where steps
- * hold so few rows that all sums have one order, the same bits and drafts. */
+/* The drafts' own state is filled by a prompt in one piece, in chunks, and behind a fork alike: one text, and where
+ * steps hold so few rows that all sums have one order, the same bits and drafts. */
 static void check_acceptance(int32_t n_rows_max, bool one_order)
 {
     static struct text t[3];

@@ -279,8 +279,8 @@ static void test_identity(void **state)
         nib_seq_close(seq);
         fixture_close(&f);
     }
-    /* A setting takes a part of the cases, the next one another, so that two settings of the cpu backend have each of them; with
-     * NIB_TEST_LONG the first takes all. */
+    /* A setting takes a part of the cases, the next one another, so that two settings of the cpu backend have each of
+     * them; with NIB_TEST_LONG the first takes all. */
     static int n_settings;
     const bool is_all = n_settings == 0 && getenv("NIB_TEST_LONG") != NULL;
     const int stride = is_all ? 1 : strcmp(s->backend, "ref") == 0 ? 7 : 3, first = n_settings++ % stride;

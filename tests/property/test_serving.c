@@ -386,8 +386,8 @@ static void test_close_while_busy(void **state)
     free(jobs);
 }
 
-/* on_told: what one step brought to several requests is followed by one call, before the next step brings more; ends without a
- * step are, too. */
+/* on_told: what one step brought to several requests is followed by one call, before the next step brings more; ends
+ * without a step are, too. */
 struct told {
     int32_t n_now[3], n_open; /* tokens of each request, and whatever was told, since the last call */
     int32_t n_calls, n_both;  /* all calls; those after a token of both */

@@ -21,7 +21,8 @@ struct rig {
     int   port;
 };
 
-/* Start PROGRAM serve with these further arguments (NULL-terminated) and wait until it is ready; fails the test if it does not come up. */
+/* Start PROGRAM serve with these further arguments (NULL-terminated) and wait until it is ready; fails the test if it
+ * does not come up. */
 struct rig rig_start(const char *program, const char *const *arguments);
 
 /* SIGTERM; the exit code, which is 0 only if nothing went wrong (sanitizers included). */

@@ -1,5 +1,5 @@
-/* nibble bench --serve: against nibble serve, whose own counters must agree; and against a server of this file that sends what it
- * is told when it is told, for times and faults that are known. */
+/* nibble bench --serve: against nibble serve, whose own counters must agree; and against a server of this file that
+ * sends what it is told when it is told, for times and faults that are known. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -210,8 +210,9 @@ static void actor_stop(struct actor *a)
     (void)close(a->listener);
 }
 
-/* Four events: the first after 300 ms, then gaps of 50, 50 and 200 ms. They can come later, never earlier, so the figures have a
- * floor; and their sum is the request's. The second and third event's bytes are torn apart, and a comment stands between. */
+/* Four events: the first after 300 ms, then gaps of 50, 50 and 200 ms. They can come later, never earlier, so the
+ * figures have a floor; and their sum is the request's. The second and third event's bytes are torn apart, and a
+ * comment stands between. */
 static void test_times(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* nibble serve's refusals: wrong values by field, broken bodies, paths, prompts that are too long. After every blow a known request gets its
- * known answer. Known faults B71, B73, B76 and B82. */
+/* nibble serve's refusals: wrong values by field, broken bodies, paths, prompts that are too long. After every blow a
+ * known request gets its known answer. Known faults B71, B73, B76 and B82. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

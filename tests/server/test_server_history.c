@@ -118,8 +118,8 @@ static void test_markers(void **state)
 #define CALLS       USER ",{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[" CALL("c1", "one") "," CALL("c2", "two") "]}"
 #define RESULT(ID, TEXT) ",{\"role\":\"tool\",\"tool_call_id\":\"" ID "\",\"content\":\"" TEXT "\"}"
 
-/* B72: results stand in the order of their calls, whatever order they came in; missing, unknown, early and double ones are taken as the
- * reference encoder takes them, and never mixed up. */
+/* B72: results stand in the order of their calls, whatever order they came in; missing, unknown, early and double ones
+ * are taken as the reference encoder takes them, and never mixed up. */
 static void test_tool_results(void **state)
 {
     (void)state;

@@ -1,7 +1,8 @@
-/* Connections that mean harm or know no better, one kind after the other: whatever was sent, the server is there afterwards and gives a
- * known request its known answer, and what is no request gets no answer but an error. With NIBBLE_HOSTILE_SECONDS (the long test)
- * bytes that come one a second go on for that long, past the time in which a request must arrive; otherwise times are short, since
- * libmicrohttpd keeps some broken heads until they have passed. */
+/* Connections that mean harm or know no better, one kind after the other: whatever was sent, the server is there
+ * afterwards and gives a known request its known answer, and what is no request gets no answer but an error. With
+ * NIBBLE_HOSTILE_SECONDS (the long test) bytes that come one a second go on for that long, past the time in which a
+ * request must arrive; otherwise times are short, since libmicrohttpd keeps some broken heads until they have
+ * passed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -151,8 +152,8 @@ static void test_byte_a_second(void **state)
     }
 }
 
-/* Connections that end nowhere: silent, in the head, in the body, in a chunk, behind a whole request that asks for a stream. They stay
- * open while the known request is answered, then one half is reset and the other closed. */
+/* Connections that end nowhere: silent, in the head, in the body, in a chunk, behind a whole request that asks for a
+ * stream. They stay open while the known request is answered, then one half is reset and the other closed. */
 static void test_half_open(void **state)
 {
     (void)state;

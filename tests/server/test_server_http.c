@@ -1,5 +1,5 @@
-/* nibble serve over raw sockets: answers, streams, errors, limits, clients that behave badly. After every blow a known request gets its
- * known answer. Known faults B69, B71, B81 and B85. */
+/* nibble serve over raw sockets: answers, streams, errors, limits, clients that behave badly. After every blow a known
+ * request gets its known answer. Known faults B69, B71, B81 and B85. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +52,8 @@ static void add_text(json_t *into, const char *key, json_t *piece)
     free(text);
 }
 
-/* What a client makes of a stream: {"content", "reasoning_content", "calls": [{"name", "arguments"}], "finish_reason", "usage"}. */
+/* What a client makes of a stream: {"content", "reasoning_content", "calls": [{"name", "arguments"}], "finish_reason",
+ * "usage"}. */
 static json_t *join_stream(const char *body)
 {
     json_t *joined = json_pack("{s:[]}", "calls");
@@ -145,8 +146,8 @@ static void test_tools(void **state)
     json_decref(v);
 }
 
-/* A call that comes back in history is read as it was written: its conversation goes on where it stood, to the last token. An edited one is
- * read anew. B101. */
+/* A call that comes back in history is read as it was written: its conversation goes on where it stood, to the last
+ * token. An edited one is read anew. B101. */
 static void test_replay(void **state)
 {
     (void)state;

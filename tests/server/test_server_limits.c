@@ -1,5 +1,5 @@
-/* nibble serve's limits, and clients that leave: what is refused, with which status; that a request ends within a step of its client's leaving,
- * whatever it was doing; that nobody else notices. B41 and B78 over HTTP. */
+/* nibble serve's limits, and clients that leave: what is refused, with which status; that a request ends within a step
+ * of its client's leaving, whatever it was doing; that nobody else notices. B41 and B78 over HTTP. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -139,7 +139,8 @@ static void test_time_limits(void **state)
     assert_int_equal(rig_stop(&r), 0);
 }
 
-/* No token by the time limit: as HTTP has it, the stream too. At one token of the prompt a step no machine reads these in a second. */
+/* No token by the time limit: as HTTP has it, the stream too. At one token of the prompt a step no machine reads these
+ * in a second. */
 static void test_no_token_in_time(void **state)
 {
     (void)state;

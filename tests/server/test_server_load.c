@@ -1,6 +1,7 @@
-/* nibble serve under load: streams of mixed lengths, clients that drop off at random moments, keep-alive connections that never rest. Every
- * answer equals the one given alone, nothing leaks, streams keep their pace, and many streams are faster than one after the other. Known
- * faults B78 and B84. NIBBLE_LOAD_SECONDS is how long the storm lasts; `make check-full` asks for 600. */
+/* nibble serve under load: streams of mixed lengths, clients that drop off at random moments, keep-alive connections
+ * that never rest. Every answer equals the one given alone, nothing leaks, streams keep their pace, and many streams
+ * are faster than one after the other. Known faults B78 and B84. NIBBLE_LOAD_SECONDS is how long the storm lasts; `make
+ * check-full` asks for 600. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +26,8 @@ static const char *g_program;
 static struct rig  g;
 static double      g_storm_s = 40, g_seconds; /* all of the storm; one round of clients */
 static const double PACE_S_MAX = 60;          /* longer measurements of pace and throughput tell nothing more */
-/* The long run has more streams, and goes on until that many connections were dropped and that many requests answered on eight others. */
+/* The long run has more streams, and goes on until that many connections were dropped and that many requests answered
+ * on eight others. */
 static int         g_n_streams = 16;
 static long        g_n_dropped_min, g_n_steady_min;
 

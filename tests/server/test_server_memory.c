@@ -1,7 +1,8 @@
-/* Known fault B84: what a server's memory does over hundreds of requests that are answered, left, and refused, and over a time without any,
- * with the number of drafts that is given. After twenty of a kind everything that is kept is there; from then on it grows by less than the 50 MB
- * allowed for 280 more, so by 179 kB a request, of which the fault took 10 MB. A request of 2000 tokens is 2 to 3 s of one core: 70 of each kind
- * take minutes, NIBBLE_MEMORY_CYCLES=300 half an hour. */
+/* Known fault B84: what a server's memory does over hundreds of requests that are answered, left, and refused, and over
+ * a time without any, with the number of drafts that is given. After twenty of a kind everything that is kept is there;
+ * from then on it grows by less than the 50 MB allowed for 280 more, so by 179 kB a request, of which the fault took 10
+ * MB. A request of 2000 tokens is 2 to 3 s of one core: 70 of each kind take minutes, NIBBLE_MEMORY_CYCLES=300 half an
+ * hour. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

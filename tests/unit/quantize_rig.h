@@ -1,5 +1,5 @@
-/* What tests of whole conversions share: a folder for them, small checkpoints written there, what a conversion made of a tensor. Decoding
- * is this file's own. */
+/* What tests of whole conversions share: a folder for them, small checkpoints written there, what a conversion made of
+ * a tensor. Decoding is this file's own. */
 #ifndef NIB_TESTS_QUANTIZE_RIG_H
 #define NIB_TESTS_QUANTIZE_RIG_H
 

@@ -1,5 +1,5 @@
-/* Conversions of small checkpoints written here: exact casts at every spread of exponents, saturation and zeros, outliers, broken
- * sources, a destination that is not empty. */
+/* Conversions of small checkpoints written here: exact casts at every spread of exponents, saturation and zeros,
+ * outliers, broken sources, a destination that is not empty. */
 #include "unit/quantize_rig.h"
 
 /* ---- Exact casts ---- */

@@ -1,5 +1,5 @@
-/* The file of what self-tests of kernels found: what is kept is found again under its key alone, and nothing that may be
- * wrong with the file is more than a test that has to run again. */
+/* The file of what self-tests of kernels found: what is kept is found again under its key alone, and nothing that may
+ * be wrong with the file is more than a test that has to run again. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
