@@ -105,7 +105,8 @@ NIB_INLINE void nib_tensor_load_pair(uint32_t to, const void *map, int32_t x, in
     nib_mbar_wait(own, 0);
     asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(own) : "memory");
     asm volatile("fence.acq_rel.cluster;" ::: "memory");
-    asm volatile("mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+    asm volatile("mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
 }
 
 /* ---- Tensor memory ---- */
@@ -182,7 +183,8 @@ NIB_INLINE uint32_t emulated_address(uint64_t desc, uint32_t row, uint32_t colum
     uint32_t start = (uint32_t)desc << 4 & 0x3fff0u, stride = (uint32_t)(desc >> 32) << 4 & 0x3fff0u;
     uint32_t swizzle = (uint32_t)(desc >> 61), span = swizzle == 2 ? 128 : swizzle == 4 ? 64 : 32;
     /* Version 1; no base offset, no mode of the leading offset, nothing reserved; K-major under a swizzle. */
-    emulated_wants((desc >> 46 & 7) == 1 && (desc >> 49 & 0xfff) == 0 && (swizzle == 2 || swizzle == 4 || swizzle == 6));
+    emulated_wants((desc >> 46 & 7) == 1 && (desc >> 49 & 0xfff) == 0);
+    emulated_wants(swizzle == 2 || swizzle == 4 || swizzle == 6);
     uint32_t at = start + row / 8 * stride + row % 8 * span + column * 16;
     return at ^ (at >> 7 & span / 16 - 1) << 4;
 }
@@ -253,7 +255,8 @@ template <emulated_kind KIND, typename T> NIB_INLINE void emulated_values(const 
 template <emulated_kind KIND, typename T>
 NIB_INLINE double emulated_sum(const T *a, const T *b, uint32_t scale_a, uint32_t scale_b, uint32_t id_a, uint32_t id_b)
 {
-    constexpr int block = KIND == EMULATED_NVFP4 ? 16 : 32, n = KIND == EMULATED_NVFP4 ? 4 : KIND == EMULATED_MXFP4 ? 2 : 1;
+    constexpr int block = KIND == EMULATED_NVFP4 ? 16 : 32;
+    constexpr int n = KIND == EMULATED_NVFP4 ? 4 : KIND == EMULATED_MXFP4 ? 2 : 1;
     double        sum = 0;
 #pragma unroll
     for (int g = 0; g < n; g++) {
@@ -277,8 +280,8 @@ NIB_INLINE double emulated_sum(const T *a, const T *b, uint32_t scale_a, uint32_
 }
 
 template <emulated_kind KIND, typename T, int N_CTAS>
-static __device__ __noinline__ void emulated_product(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, uint32_t scale_a,
-                                                     uint32_t scale_b, bool accumulate)
+static __device__ __noinline__ void emulated_product(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc,
+                                                     uint32_t scale_a, uint32_t scale_b, bool accumulate)
 {
     constexpr bool pair = N_CTAS == 2;
     constexpr int  values = KIND == EMULATED_MX ? 32 : 64;
@@ -290,7 +293,8 @@ static __device__ __noinline__ void emulated_product(uint32_t d, uint64_t a, uin
     emulated_wants(m == 128 * N_CTAS && n >= 8 * N_CTAS && n <= 256 && n % (8 * N_CTAS) == 0);
     emulated_wants(four ? type_a == 1 && type_b == 1
                         : (type_a == 0 || type_a == 5) && (type_b == 0 || type_b == 5));
-    emulated_wants(KIND == EMULATED_NVFP4 ? id_a == 0 && id_b == 0 : KIND != EMULATED_MXFP4 || (id_a | id_b | 2u) == 2u);
+    emulated_wants(KIND == EMULATED_NVFP4 ? id_a == 0 && id_b == 0
+                                          : KIND != EMULATED_MXFP4 || (id_a | id_b | 2u) == 2u);
     emulated_wants(d >> 16 == 0 && scale_a >> 16 == 0 && scale_b >> 16 == 0);
     for (uint32_t row = lane; row < m; row += 32) {
         uint32_t  rank = row / 128, at = row % 128;
