@@ -40,15 +40,18 @@ NIB_DEVICE struct nib_tile nib_tile_of(const struct nib_cuda_matrix &m, int32_t 
 }
 
 /* Blocks block .. block + kBlocks - 1; block is a multiple of kBlocks. whole: all of them lie before end; else zeros
- * stand for those that do not. */
-template <int type, bool whole>
-NIB_DEVICE void nib_tile_step_get(const struct nib_tile &t, int32_t block, int32_t end, struct nib_tile_step<type> &s)
+ * stand for those that do not. once: nobody reads them again (nib_load_once). */
+template <int type, bool whole, bool once = false>
+NIB_DEVICE void nib_tile_step_get(const struct nib_tile &t, int32_t block, int32_t end, struct nib_tile_step<type> &s,
+                                  uint64_t policy = 0)
 {
     constexpr int  chunks = nib_tile_step<type>::kChunks;
     const uint8_t *codes = t.codes + (int64_t)block * (chunks * 512);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        s.w[i] = whole || block + i / chunks < end ? nib_load_stream(codes + i * 512) : make_uint4(0, 0, 0, 0);
+        s.w[i] = once                              ? nib_load_once(codes + i * 512, policy)
+                 : whole || block + i / chunks < end ? nib_load_stream(codes + i * 512)
+                                                     : make_uint4(0, 0, 0, 0);
     s.scale[0] = s.scale[1] = 0;
     if (!whole && block >= end)
         return;
@@ -277,15 +280,17 @@ NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_row
                                   float acc[NT][4])
 {
     constexpr int              n = nib_tile_step<type>::kBlocks;
+    constexpr bool             once = plain && NT == 1; /* more rows may be several blocks', which read the same weights */
+    const uint64_t             policy = once ? nib_once_policy() : 0;
     struct nib_tile_step<type> now, next;
     int32_t block = x.begin, last = x.end - n, row[NT];
     int32_t part_halves = x.count * x.row_halves, half = x.n_parts * part_halves;
     if (plain)
-        nib_tile_step_get<type, true>(t, block, x.end, now);
+        nib_tile_step_get<type, true, once>(t, block, x.end, now, policy);
     ready();
     nib_piece_start(x, 0, t.lane);
     if (plain && block <= last - n) /* behind the rows, which the first product waits for */
-        nib_tile_step_get<type, true>(t, block + n, x.end, next);
+        nib_tile_step_get<type, true, once>(t, block + n, x.end, next, policy);
 #pragma unroll
     for (int nt = 0; nt < NT; nt++)
         row[nt] = min(nt * 8 + t.lane / 4, x.count - 1) * x.row_halves;
@@ -303,11 +308,11 @@ NIB_DEVICE void nib_tile_multiply(const struct nib_tile &t, const struct nib_row
             for (; block < to; block += 2 * n, at += 2 * n * kBlockCols) {
                 nib_step_multiply<type, NT, true>(now, at, row, n, 1, 0, acc);
                 if (block + 2 * n <= last)
-                    nib_tile_step_get<type, true>(t, block + 2 * n, x.end, now);
+                    nib_tile_step_get<type, true, once>(t, block + 2 * n, x.end, now, policy);
                 if (block + n < to)
                     nib_step_multiply<type, NT, true>(next, at + n * kBlockCols, row, n, 1, 0, acc);
                 if (block + 3 * n <= last)
-                    nib_tile_step_get<type, true>(t, block + 3 * n, x.end, next);
+                    nib_tile_step_get<type, true, once>(t, block + 3 * n, x.end, next, policy);
             }
         } else {
 #pragma unroll 1

@@ -59,6 +59,32 @@ NIB_DEVICE uint4 nib_load_stream(const void *p)
     return v;
 }
 
+/* For nib_load_once(). */
+NIB_DEVICE uint64_t nib_once_policy(void)
+{
+    uint64_t policy = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+    return policy;
+}
+
+/* The same of what is read once, which is to leave the L2 before all that is read again there: rows, entries, and the
+ * kernels' own code, of which a step needs another piece every few microseconds. Measured on Hopper, so left out elsewhere. */
+NIB_DEVICE uint4 nib_load_once(const void *p, uint64_t policy)
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p), "l"(policy));
+    return v;
+#else
+    (void)policy;
+    return nib_load_stream(p);
+#endif
+}
+
 NIB_DEVICE float nib_warp_sum(float v)
 {
     for (int offset = 16; offset > 0; offset /= 2)
