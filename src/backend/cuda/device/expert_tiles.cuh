@@ -91,20 +91,21 @@ NIB_DEVICE int32_t nib_segment_row(const struct nib_experts &a, const struct nib
 constexpr int kGateTiles = kWarps / 2, kDownTiles = kWarps;
 
 /* One row's segment y: the shared expert, whose weights can be asked for before anything is known, then the row's
- * choices, which every block makes for itself: that is sooner than another launch. */
+ * choices, which every block makes for itself: that is sooner than another launch. The next launch may begin once all
+ * blocks have waited for the router, so that its blocks can choose as well before this launch is complete. */
 NIB_DEVICE struct nib_segment nib_segment_one(const struct nib_experts &a, int32_t y, int32_t *chosen)
 {
     struct nib_segment s = {0, max(y - 1, 0), 1, y == 0, false};
     if (s.shared)
         return s;
     nib_grid_wait();
+    nib_grid_release();
     if (threadIdx.x < 32)
         nib_choose_warp(a.routing, chosen);
     __syncthreads();
     s.stack = chosen[s.from];
     if (s.from == 0 && blockIdx.x == 0 && (int)threadIdx.x < a.top_k) {
         float weight = nib_choice_weight(a.routing, chosen, threadIdx.x);
-        a.m.chosen[threadIdx.x] = chosen[threadIdx.x];
         a.m.weight[threadIdx.x] = weight;
         if (a.routing.chosen)
             a.routing.chosen[threadIdx.x] = chosen[threadIdx.x];
@@ -119,9 +120,8 @@ template <int NT, bool plain, bool one>
 static __global__ void __launch_bounds__(kThreads, NT == 2 ? NIB_BLOCKS(4, 3, 2) : 4)
 gate_up(const __grid_constant__ struct nib_experts a)
 {
-    nib_grid_release();
     if (!one)
-        nib_grid_wait();
+        nib_grid_start();
     __shared__ int32_t chosen[kOneMost];
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ const uint16_t              *row[NT * 8];
@@ -141,8 +141,10 @@ gate_up(const __grid_constant__ struct nib_experts a)
                                                    kWarps, (uint16_t *)memory);
     float acc[NT][4] = {};
     nib_tile_multiply_any<NT, plain>(side.w1.type, t, rows, [&] {
-        if (one && seg.shared)
+        if (one && seg.shared) {
             nib_grid_wait();
+            nib_grid_release();
+        }
         if ((int)threadIdx.x < seg.count)
             row[threadIdx.x] = side.x.part + (one ? 0 : nib_segment_row(a, seg, threadIdx.x)) * side.x.stride;
         __syncthreads();
@@ -221,26 +223,29 @@ down_one(const __grid_constant__ struct nib_experts a)
     extern __shared__ __align__(16) uint8_t memory[];
     __shared__ const uint16_t              *row[NT * 8];
     __shared__ float                        sums[kWarps][kTileRows * NT * 8], out[kWarps * kTileRows];
-    __shared__ int32_t                      order[kOneMost];
+    __shared__ int32_t                      chosen[kOneMost], order[kOneMost];
     int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, x = blockIdx.x, k = a.top_k;
     bool    shared = x == k;
     const struct nib_expert_side &side = a.side[shared];
     int64_t tile0 = (int64_t)blockIdx.y * kDownTiles, tile = tile0 + warp;
     int64_t n_tiles = (a.dim + kTileRows - 1) / kTileRows;
     nib_grid_release();
-    nib_grid_wait();
-    int32_t               stack = shared ? 0 : a.chosen[x];
+    if (threadIdx.x < 32) /* the scores are there, though not all of what gate and up make (nib_segment_one) */
+        nib_choose_warp(a.routing, chosen);
+    __syncthreads();
+    int32_t               stack = shared ? 0 : chosen[x];
     struct nib_row_source rows = nib_row_source_of(row, side.inner, 1, side.w2.n_in, 0, 1, a.piece_blocks, warp, kWarps,
                                                    (uint16_t *)memory);
     float           acc[NT][4] = {};
     struct nib_tile t = nib_tile_of(side.w2, stack, min(tile, n_tiles - 1), lane);
     nib_tile_multiply_any<NT, true>(side.w2.type, t, rows, [&] {
+        nib_grid_wait();
         if (threadIdx.x == 0)
             row[0] = side.inner.part + (shared ? 0 : x) * side.inner.stride;
         if ((int)threadIdx.x < k) {
-            int32_t e = a.chosen[threadIdx.x], rank = 0;
+            int32_t e = chosen[threadIdx.x], rank = 0;
             for (int j = 0; j < k; j++) {
-                int32_t other = a.chosen[j];
+                int32_t other = chosen[j];
                 rank += other < e || (other == e && j < (int)threadIdx.x);
             }
             order[rank] = (int32_t)threadIdx.x;

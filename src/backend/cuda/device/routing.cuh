@@ -20,7 +20,8 @@ static __device__ __noinline__ float nib_route_score(float z)
     return (float)sqrt(v > 20 ? v : log1p(exp(v)));
 }
 
-/* One row's: all pointers of global memory. */
+/* One row's: all pointers of global memory. Scores are read from the L2, as a kernel may do so before the one between it
+ * and the router is complete. */
 struct nib_routing {
     const float   *score, *bias; /* [n_experts] */
     const int32_t *tid2eid;      /* [..][top_k], or NULL: by score */
@@ -46,7 +47,7 @@ NIB_DEVICE void nib_choose_warp(const struct nib_routing &r, int32_t *chosen)
 #pragma unroll
     for (int j = 0; j < kChooseKeys; j++) {
         int e = j * 32 + lane;
-        key[j] = e < r.n_experts ? nib_order_key(r.score[e] + r.bias[e]) : 0;
+        key[j] = e < r.n_experts ? nib_order_key(__ldcg(r.score + e) + r.bias[e]) : 0;
         left |= (e < r.n_experts ? 1u : 0u) << j;
     }
     for (int i = 0; i < r.top_k; i++) {
@@ -71,8 +72,8 @@ NIB_DEVICE float nib_choice_weight(const struct nib_routing &r, const int32_t *c
 {
     double sum = 0;
     for (int k = 0; k < r.top_k; k++)
-        sum += (double)r.score[chosen[k]];
-    return sum == 0 ? 0 : (float)((double)r.score[chosen[i]] / sum * (double)r.scale);
+        sum += (double)__ldcg(r.score + chosen[k]);
+    return sum == 0 ? 0 : (float)((double)__ldcg(r.score + chosen[i]) / sum * (double)r.scale);
 }
 
 #endif
