@@ -3,177 +3,16 @@
  * which for one row waits for the next module's coefficients to be computed in the same launch. With few rows one
  * launch does all before a module: blocks that have done their slice wait for the others and take a row. */
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/device/hc_row.cuh"
 #include "backend/cuda/device/launch.cuh"
-#include "backend/cuda/device/rows.cuh"
 
-constexpr int kThreads = 256;
-constexpr int kMixMax = 80; /* (2 + n_hc) * n_hc for n_hc <= 8 */
-
-NIB_DEVICE double sigmoid(double v)
-{
-    return 1 / (1 + exp(-v));
-}
-
-constexpr int kWarps = kThreads / 32, kMixRows = 8, kMixSlice = NIB_CUDA_MIX_SLICE, kMixLane = kMixSlice / 32;
-constexpr int kTightHc = 4, kTight = kMixSlice / kTightHc; /* a slice of four streams: these channels of each */
-constexpr int kMixPasses = ((2 + kTightHc) * kTightHc + kWarps) / kWarps; /* a warp's products, X . X among them */
-static_assert(kMixLane == 8 && kMixSlice == kThreads, "a lane takes two groups of four channels, a thread one channel");
-
-/* Where the mixing products stand until a row needs them. */
-struct mix {
-    float         *part;    /* [rows][slices][n + 1] */
-    const int32_t *row;     /* of the streams; NULL: the same */
-    int32_t       *arrived; /* [row groups] blocks that are done, modulo slices */
-    int32_t        n_rows, n, n_slices;
-};
-
-/* mix[i] = (fn[i] . X) / sqrt(mean(X^2) + eps) of row t from its slices. Threads share out the slices of each product,
- * so that all are read at once; share: [kThreads] in shared memory. */
-NIB_DEVICE void mix_block(const struct mix &m, int64_t t, int width, float eps, double *mix, double *share)
-{
-    int    n = m.n, n_shares = kThreads / (n + 1), i = threadIdx.x % (n + 1), first = threadIdx.x / (n + 1);
-    double sum = 0;
-#pragma unroll 8
-    for (int s = first; first < n_shares && s < m.n_slices; s += n_shares)
-        sum += (double)m.part[(t * m.n_slices + s) * (n + 1) + i];
-    share[threadIdx.x] = sum;
-    __syncthreads();
-    if ((int)threadIdx.x <= n) {
-        sum = 0;
-        for (int k = 0; k < n_shares; k++)
-            sum += share[k * (n + 1) + threadIdx.x];
-        mix[threadIdx.x] = sum;
-    }
-    __syncthreads();
-    double ir = 1 / sqrt(mix[n] / width + (double)eps);
-    __syncthreads();
-    if ((int)threadIdx.x < n)
-        mix[threadIdx.x] *= ir;
-    __syncthreads();
-}
-
-/* x[c] = sum_i w[i] * stream[i][c], each product and sum rounded to fp32; rounded to bf16 if the streams are. */
-NIB_DEVICE void collapse_block(const struct nib_mat &streams, int64_t t, const double *w, int n_hc, int dim, float *x)
-{
-    bool bf16 = streams.dtype == NIB_DTYPE_BF16;
-    int  whole = nib_mat_by8(streams) && dim % 8 == 0 ? dim : 0;
-    for (int c = threadIdx.x * 8; c < whole; c += blockDim.x * 8) {
-        float sum[8] = {}, stream[8];
-        for (int i = 0; i < n_hc; i++) {
-            nib_mat_get8(streams, t, (int64_t)i * dim + c, stream);
-            for (int k = 0; k < 8; k++)
-                sum[k] += (float)w[i] * stream[k];
-        }
-        for (int k = 0; k < 8; k++)
-            x[c + k] = bf16 ? nib_bf16_rounded(sum[k]) : sum[k];
-    }
-    for (int c = whole + threadIdx.x; c < dim; c += blockDim.x) {
-        float sum = 0;
-        for (int i = 0; i < n_hc; i++)
-            sum += (float)w[i] * nib_mat_get(streams, t, (int64_t)i * dim + c);
-        x[c] = bf16 ? nib_bf16_rounded(sum) : sum;
-    }
-    __syncthreads();
-}
-
-/* Over the sum + eps: within 2 units in the last place, at a third of the time of a division: a chain of forty. */
-template <int n> NIB_DEVICE void normalise(float (&v)[n][n], bool columns, float eps)
-{
-#pragma unroll
-    for (int i = 0; i < n; i++) {
-        float sum = eps;
-#pragma unroll
-        for (int j = 0; j < n; j++)
-            sum += columns ? v[j][i] : v[i][j];
-        float one_over = __fdividef(1.0f, sum);
-#pragma unroll
-        for (int j = 0; j < n; j++)
-            (columns ? v[j][i] : v[i][j]) *= one_over;
-    }
-}
-
-/* By one thread, whose registers hold the matrix: rows and columns are sums without another lane to wait for. */
-template <int n> NIB_DEVICE void sinkhorn(const struct nib_hc_pre_args &a, int64_t t, const double *mix)
-{
-    float v[n][n];
-#pragma unroll
-    for (int i = 0; i < n; i++) {
-        float most = -INFINITY, sum = 0;
-#pragma unroll
-        for (int j = 0; j < n; j++) {
-            int at = 2 * n + i * n + j;
-            v[i][j] = (float)(mix[at] * (double)a.scale[2] + (double)a.base[at]);
-            most = fmaxf(most, v[i][j]);
-        }
-#pragma unroll
-        for (int j = 0; j < n; j++) {
-            v[i][j] = expf(v[i][j] - most);
-            sum += v[i][j];
-        }
-#pragma unroll
-        for (int j = 0; j < n; j++)
-            v[i][j] = v[i][j] / sum + a.hc_eps;
-    }
-    normalise(v, true, a.hc_eps);
-#pragma unroll 1
-    for (int k = 1; k < a.n_iters; k++) {
-        normalise(v, false, a.hc_eps);
-        normalise(v, true, a.hc_eps);
-    }
-#pragma unroll
-    for (int i = 0; i < n * n; i++)
-        nib_mat_set(a.comb, t, i, v[i / n][i % n]);
-}
-
-/* What hc_post will need: by a block of its own, beside the one that goes on to the norm. */
-NIB_DEVICE void post_and_comb(const struct nib_hc_pre_args &a, int64_t t, const double *mix)
-{
-    int n = a.n_hc, i = (int)threadIdx.x - 32;
-    if (i >= 0 && i < n)
-        nib_mat_set(a.post, t, i, (float)(2 * sigmoid(mix[n + i] * (double)a.scale[1] + (double)a.base[n + i])));
-    if (threadIdx.x != 0)
-        return;
-    switch (n) {
-    case 1: sinkhorn<1>(a, t, mix); break;
-    case 2: sinkhorn<2>(a, t, mix); break;
-    case 3: sinkhorn<3>(a, t, mix); break;
-    case 4: sinkhorn<4>(a, t, mix); break;
-    default: sinkhorn<5>(a, t, mix); break;
-    }
-}
-
-struct pre_buffers {
-    double   mix[kMixMax + 1], share[kThreads], pre[8], sum[32];
-    uint32_t most[32];
-};
-
-NIB_DEVICE void hc_pre_row(const struct nib_hc_pre_args &a, const struct mix &m, int64_t t, bool collapses, float *x,
-                           struct pre_buffers *b)
-{
-    int n = a.n_hc, dim = a.streams.cols / n, lane = threadIdx.x;
-    mix_block(m, t, a.streams.cols, a.norm_eps, b->mix, b->share);
-    if (!collapses) {
-        post_and_comb(a, t, b->mix);
-        return;
-    }
-    if (lane < n)
-        b->pre[lane] = sigmoid(b->mix[lane] * (double)a.scale[0] + (double)a.base[lane]) + (double)a.hc_eps;
-    __syncthreads();
-    collapse_block(a.streams, t, b->pre, n, dim, x);
-    if (a.collapsed.data)
-        for (int c = threadIdx.x; c < dim; c += blockDim.x)
-            nib_mat_set(a.collapsed, t, c, x[c]);
-    nib_rms_norm_block(x, a.norm_weight, dim, a.norm_eps, b->sum);
-    nib_act_store_block(a.x, t, x, b->most);
-}
-
-static __global__ void NIB_LAUNCH_BOUNDS(kThreads, 4)
+static __global__ void NIB_LAUNCH_BOUNDS(kThreads, 3)
 hc_pre_rows(const struct nib_hc_pre_args a, const struct mix m)
 {
     nib_grid_start();
     extern __shared__ __align__(16) float x[];
     __shared__ struct pre_buffers         buffers;
-    hc_pre_row(a, m, blockIdx.x, blockIdx.y == 0, x, &buffers);
+    hc_pre_row<0>(a, m, blockIdx.x, blockIdx.y == 0, x, &buffers);
 }
 
 /* ---- Mixing products ---- */
@@ -218,11 +57,12 @@ struct around {
 
 /* streams[k][c] of a row behind a module, rounded as stored: a sum in double over the module's output and the older
  * streams. */
-NIB_DEVICE float post_value(const struct nib_hc_post_args &a, int64_t t, int k, float y, const float old[kTightHc])
+NIB_DEVICE float post_value(const struct nib_hc_post_args &a, float post, const float comb[kTightHc], float y,
+                            const float old[kTightHc])
 {
-    double sum = (double)nib_mat_get(a.post, t, k) * (double)y;
+    double sum = (double)post * (double)y;
     for (int j = 0; j < kTightHc; j++)
-        sum += (double)nib_mat_get(a.comb, t, j * kTightHc + k) * (double)old[j];
+        sum += (double)comb[j] * (double)old[j];
     return a.streams.dtype == NIB_DTYPE_BF16 ? nib_bf16_rounded((float)sum) : (float)sum;
 }
 
@@ -233,7 +73,7 @@ template <int R, bool POST> NIB_DEVICE void slice_load(const struct nib_mat &str
                                                        float x[R][kMixSlice])
 {
     int   dim = streams.cols / kTightHc, k = threadIdx.x / kTight, c = blockIdx.x * kTight + threadIdx.x % kTight;
-    float old[R][kTightHc], y[R];
+    float old[R][kTightHc], y[R], factor[R], comb[R][kTightHc];
 #pragma unroll
     for (int r = 0; r < R; r++) {
         int64_t t = row0 + r < m.n_rows ? m.row ? m.row[row0 + r] : row0 + r : -1;
@@ -242,13 +82,16 @@ template <int R, bool POST> NIB_DEVICE void slice_load(const struct nib_mat &str
             continue;
         }
         y[r] = t < 0 ? 0 : nib_mat_get(post.y, t, c);
+        factor[r] = t < 0 ? 0 : nib_mat_get(post.post, t, k);
+        for (int j = 0; j < kTightHc; j++)
+            comb[r][j] = t < 0 ? 0 : nib_mat_get(post.comb, t, j * kTightHc + k);
         for (int j = 0; j < kTightHc; j++)
             old[r][j] = t < 0 ? 0 : nib_mat_get(streams, t, (int64_t)j * dim + c);
     }
     __syncthreads(); /* all have read what is now overwritten */
 #pragma unroll
     for (int r = 0; POST && r < R; r++) {
-        float v = row0 + r < m.n_rows ? post_value(post, row0 + r, k, y[r], old[r]) : 0;
+        float v = row0 + r < m.n_rows ? post_value(post, factor[r], comb[r], y[r], old[r]) : 0;
         x[r][threadIdx.x] = v;
         if (row0 + r < m.n_rows)
             nib_mat_set(streams, row0 + r, (int64_t)k * dim + c, v);
@@ -335,7 +178,7 @@ hc_mix(const struct nib_mat streams, const float *fn, const struct mix m, const 
         return;
     }
     meet(m.arrived + blockIdx.y, m.n_slices);
-    hc_pre_row(around.pre, m, row, role < R, x_row, &buffers);
+    hc_pre_row<kTightHc>(around.pre, m, row, role < R, x_row, &buffers);
 }
 
 /* Whether four streams are cut by channels. */

@@ -28,6 +28,14 @@ NIB_DEVICE bool nib_mat_by8(const struct nib_mat &m)
     return m.stride % 8 == 0 && (uintptr_t)m.data % 16 == 0;
 }
 
+NIB_DEVICE void nib_bf16x8_values(uint4 v, float x[8])
+{
+    x[0] = nib_bf16_value(v.x & 0xffffu), x[1] = nib_bf16_value(v.x >> 16);
+    x[2] = nib_bf16_value(v.y & 0xffffu), x[3] = nib_bf16_value(v.y >> 16);
+    x[4] = nib_bf16_value(v.z & 0xffffu), x[5] = nib_bf16_value(v.z >> 16);
+    x[6] = nib_bf16_value(v.w & 0xffffu), x[7] = nib_bf16_value(v.w >> 16);
+}
+
 NIB_DEVICE void nib_mat_get8(const struct nib_mat &m, int64_t row, int64_t col, float x[8])
 {
     int64_t i = row * m.stride + col;
@@ -36,11 +44,7 @@ NIB_DEVICE void nib_mat_get8(const struct nib_mat &m, int64_t row, int64_t col, 
         *(float4 *)(x + 4) = *(const float4 *)((const float *)m.data + i + 4);
         return;
     }
-    uint4 v = *(const uint4 *)((const uint16_t *)m.data + i);
-    x[0] = nib_bf16_value(v.x & 0xffffu), x[1] = nib_bf16_value(v.x >> 16);
-    x[2] = nib_bf16_value(v.y & 0xffffu), x[3] = nib_bf16_value(v.y >> 16);
-    x[4] = nib_bf16_value(v.z & 0xffffu), x[5] = nib_bf16_value(v.z >> 16);
-    x[6] = nib_bf16_value(v.w & 0xffffu), x[7] = nib_bf16_value(v.w >> 16);
+    nib_bf16x8_values(*(const uint4 *)((const uint16_t *)m.data + i), x);
 }
 
 NIB_DEVICE void nib_mat_set8(const struct nib_mat &m, int64_t row, int64_t col, const float x[8])
