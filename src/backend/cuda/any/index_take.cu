@@ -122,12 +122,13 @@ NIB_DEVICE int32_t find_digit(struct take_shared *m, const uint32_t key[kKeys], 
     return m->state[2];
 }
 
-/* The cut among one or two keys a thread of one block, bit by bit: a count is one barrier, where a digit takes six. */
-NIB_DEVICE uint32_t cut_by_bits(const uint32_t key[kKeys], int32_t n_held, int32_t passes, int32_t *wanted)
+/* The cut among one or two keys of n_bits a thread of one block, bit by bit: a count is one barrier, where a digit takes
+ * six. */
+NIB_DEVICE uint32_t cut_by_bits(const uint32_t key[kKeys], int n_bits, int32_t n_held, int32_t passes, int32_t *wanted)
 {
     uint32_t cut = 0;
     int32_t  n = *wanted;
-    for (int bit = 31; bit >= 0; bit--) {
+    for (int bit = n_bits - 1; bit >= 0; bit--) {
         uint32_t trial = cut | 1u << bit;
         int32_t  count = __syncthreads_count(n_held > 0 && key[0] >= trial);
         if (passes > 1)
@@ -196,12 +197,14 @@ static __global__ void __launch_bounds__(kThreads, 1)
     for (int i = 0; i < kKeys; i++)
         key[i] = i < n_held ? score_key(row[begin + 32 * i]) : 0;
     int32_t wanted = n;
+    /* Bits that no longer matter are left out: where all keys of the last bin are taken, and below those of bf16. */
+    bool rounded = a.q.dtype == NIB_DTYPE_BF16;
     if (n_blocks == 1 && passes <= 2) {
-        cut = cut_by_bits(key, n_held, passes, &wanted);
+        for (int i = 0; i < 2; i++)
+            key[i] >>= rounded ? 16 : 0;
+        cut = cut_by_bits(key, rounded ? 16 : 32, n_held, passes, &wanted);
     } else {
-        /* Bits that no longer matter are left out: where all keys of the last bin are taken, and below those of bf16. */
-        bool rounded = a.q.dtype == NIB_DTYPE_BF16;
-        int  shift = 32 - kDigit;
+        int shift = 32 - kDigit;
         if (find_digit(&m, key, n_held, passes, shift, kDigit, 0, &cut, &wanted) > wanted) {
             shift -= kDigit;
             if (find_digit(&m, key, n_held, passes, shift, kDigit, 1, &cut, &wanted) > wanted && !rounded) {
