@@ -81,6 +81,17 @@ double rig_ue4m3(uint32_t code)
     return code < 8 ? ldexp(code, -9) : ldexp(8 + (double)(code & 7), (int)(code >> 3) - 10);
 }
 
+double rig_e4m3(uint32_t code)
+{
+    double v = (code & 0x7f) == 0x7f ? NAN : rig_ue4m3(code & 0x7f);
+    return code & 0x80 ? -v : v;
+}
+
+double rig_ue8m0(uint32_t code)
+{
+    return code == 255 ? NAN : ldexp(1, (int)code - 127);
+}
+
 void rig_launch(struct px_machine *m, const char *module, const struct nib_blackwell_launch *l, const void *args)
 {
     const void      *params[1] = {args};

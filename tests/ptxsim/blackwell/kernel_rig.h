@@ -28,6 +28,8 @@ uint16_t rig_bf16(float v);
 float    rig_from_bf16(uint16_t h);
 double   rig_e2m1(uint32_t code);
 double   rig_ue4m3(uint32_t code);
+double   rig_e4m3(uint32_t code);  /* 0x7f and 0xff are NaN */
+double   rig_ue8m0(uint32_t code); /* 0xff is NaN */
 
 /* Fails the test if the kernel stops. */
 void rig_launch(struct px_machine *m, const char *module, const struct nib_blackwell_launch *l, const void *args);

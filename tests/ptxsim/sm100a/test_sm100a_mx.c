@@ -23,28 +23,9 @@ static uint64_t    seed = 3;
 
 /* ---- Values ---- */
 
-static double e4m3(uint32_t c)
-{
-    double v = (c & 0x78) == 0 ? ldexp(c & 7, -9) : ldexp(8 + (double)(c & 7), (int)(c >> 3 & 15) - 10);
-    if ((c & 0x7f) == 0x7f)
-        v = NAN;
-    return c & 0x80 ? -v : v;
-}
-
-static double e2m1(uint32_t c)
-{
-    static const double value[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-    return c & 8 ? -value[c & 7] : value[c & 7];
-}
-
-static double ue8m0(uint32_t b)
-{
-    return b == 255 ? NAN : ldexp(1, (int)b - 127);
-}
-
 static double x_value(const struct problem *p, const struct operands *o, int32_t t, int32_t k)
 {
-    return e4m3(o->x[(int64_t)t * p->n_in + k]) * ue8m0(o->x_scales[(int64_t)t * o->k_tiles + k / 128]);
+    return rig_e4m3(o->x[(int64_t)t * p->n_in + k]) * rig_ue8m0(o->x_scales[(int64_t)t * o->k_tiles + k / 128]);
 }
 
 static double w_value(const struct problem *p, const struct operands *o, int32_t e, int32_t n, int32_t k)
@@ -52,8 +33,8 @@ static double w_value(const struct problem *p, const struct operands *o, int32_t
     const uint8_t *w = o->w + e * o->w_bytes, *s = o->w_scales + e * o->s_bytes;
     int64_t        at = (int64_t)n * p->n_in + k;
     if (p->format == NIB_SM100A_FP8)
-        return e4m3(w[at]) * ue8m0(s[n / 128 * o->k_tiles + k / 128]);
-    return e2m1((uint32_t)w[at / 2] >> k % 2 * 4 & 15) * ue8m0(s[at / 32]);
+        return rig_e4m3(w[at]) * rig_ue8m0(s[n / 128 * o->k_tiles + k / 128]);
+    return rig_e2m1((uint32_t)w[at / 2] >> k % 2 * 4 & 15) * rig_ue8m0(s[at / 32]);
 }
 
 /* ---- Operands ---- */

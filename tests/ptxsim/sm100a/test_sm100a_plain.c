@@ -29,12 +29,6 @@ static float edge(struct problem *r, int32_t row)
     }
 }
 
-static float e4m3(unsigned c)
-{
-    float v = c & 0x78 ? ldexpf((float)(8 + (c & 7)), (int)(c >> 3 & 15) - 10) : ldexpf((float)(c & 7), -9);
-    return c & 0x80 ? -v : v;
-}
-
 /* Every code but NaN under scales near 1, or as far apart as the kernels take them; atoms as they are packed. */
 static void fill_fp8(struct problem *r)
 {
@@ -53,7 +47,7 @@ static void fill_fp8(struct problem *r)
         uint8_t c = (uint8_t)rig_next(&r->seed);
         codes[i] = (c & 0x7f) == 0x7f ? 0x38 : c;
         size_t atom = i / (size_t)p->n_in / 128 * (size_t)cols + i % (size_t)p->n_in / 128;
-        r->w[i] = ldexpf(e4m3(codes[i]), atoms[atom * 512] - 127);
+        r->w[i] = (float)(rig_e4m3(codes[i]) * rig_ue8m0(atoms[atom * 512]));
     }
     p->w = rig_alloc(r->machine, n, codes);
     p->w_scales = rig_alloc(r->machine, n_atoms * 512, atoms);

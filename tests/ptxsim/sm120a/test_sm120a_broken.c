@@ -56,11 +56,15 @@ static const struct ptx_breakage decode_swiglu_breakages[] = {
     {"another exponential", "ex2.approx", 0, PTX_LAST, "0f00000000"},
 };
 
-static bool of_swiglu;
+struct breaking {
+    int32_t tile_rows;
+    bool    swiglu;
+};
 
-static struct rig_product problem(int32_t tile_rows, uint64_t seed)
+static struct rig_product problem(const struct breaking *b, uint64_t seed)
 {
-    if (of_swiglu)
+    int32_t tile_rows = b->tile_rows;
+    if (b->swiglu)
         return (struct rig_product){.p = {.n_rows = 13,
                                           .n_out = 44,
                                           .n_in = 288,
@@ -82,7 +86,7 @@ static struct rig_product problem(int32_t tile_rows, uint64_t seed)
 }
 
 /* What was wrong with it; false if nothing was. */
-static bool caught(struct rig_product r, char *text, size_t bytes)
+static bool is_wrong(struct rig_product r, char *text, size_t bytes)
 {
     bool ran = rig_product_run(&r), right = ran && rig_product_right(&r, text, bytes);
     if (!ran)
@@ -91,14 +95,13 @@ static bool caught(struct rig_product r, char *text, size_t bytes)
     return !right;
 }
 
-static void must_be_caught(const char *name, int32_t tile_rows, struct px_module *module, enum rig_wrong wrong)
+static void must_be_caught(const char *name, const struct breaking *b, enum rig_wrong wrong)
 {
     char text[1300];
     for (uint64_t seed = 0; seed < 4; seed++) {
-        struct rig_product r = problem(tile_rows, seed);
-        r.module = module;
+        struct rig_product r = problem(b, seed);
         r.wrong = wrong;
-        if (!caught(r, text, sizeof text))
+        if (!is_wrong(r, text, sizeof text))
             continue;
         char *line = strchr(text, '\n');
         if (line)
@@ -109,54 +112,41 @@ static void must_be_caught(const char *name, int32_t tile_rows, struct px_module
     fail_msg("%s: nothing was wrong", name);
 }
 
-static void break_all(const char *name, const char *entry, int32_t tile_rows, const struct ptx_breakage *list, size_t n)
+static bool caught(const void *breaking, struct px_module *module, uint64_t schedule, char *text, size_t bytes)
 {
-    (void)rig_module(name); /* skips where there is no PTX */
-    char  error[512], found[1300];
-    char *text = ptx_text(NIB_PTX_DIR, name);
-    assert_non_null(text);
-    for (uint64_t seed = 0; seed < 4; seed++)
-        if (caught(problem(tile_rows, seed), found, sizeof found))
-            fail_msg("%s unbroken: %s", entry, found);
-    for (size_t i = 0; i < n; i++) {
-        char *changed = ptx_broken(text, entry, &list[i]);
-        if (!changed)
-            fail_msg("%s: '%s' does not occur %d times in %s", list[i].name, list[i].text, list[i].nth + 1, entry);
-        struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
-        if (!module)
-            fail_msg("%s: %s", list[i].name, error);
-        must_be_caught(list[i].name, tile_rows, module, RIG_RIGHT);
-        px_module_free(module);
-        free(changed);
-    }
-    free(text);
+    struct rig_product r = problem(breaking, schedule);
+    r.module = module;
+    return is_wrong(r, text, bytes);
+}
+
+static void break_all(const char *name, const char *entry, struct breaking b, const struct ptx_breakage *list, size_t n)
+{
+    rig_break_all(&(struct rig_broken){name, entry, 4, &b, caught}, list, n);
 }
 
 static void broken_tiles(void **state)
 {
     (void)state;
-    break_all("linear_sm120a", "nib_sm120a_linear_128", 128, tile_breakages,
+    break_all("linear_sm120a", "nib_sm120a_linear_128", (struct breaking){128, false}, tile_breakages,
               sizeof tile_breakages / sizeof tile_breakages[0]);
 }
 
 static void broken_decodes(void **state)
 {
     (void)state;
-    break_all("decode_sm120a", "nib_sm120a_decode_16", 16, decode_breakages,
+    break_all("decode_sm120a", "nib_sm120a_decode_16", (struct breaking){16, false}, decode_breakages,
               sizeof decode_breakages / sizeof decode_breakages[0]);
 }
 
 static void broken_swiglu(void **state)
 {
     (void)state;
-    of_swiglu = true;
-    break_all("linear_sm120a", "nib_sm120a_linear_128", 128, tile_swiglu_breakages,
+    break_all("linear_sm120a", "nib_sm120a_linear_128", (struct breaking){128, true}, tile_swiglu_breakages,
               sizeof tile_swiglu_breakages / sizeof tile_swiglu_breakages[0]);
-    break_all("decode_sm120a", "nib_sm120a_decode_16", 16, decode_swiglu_breakages,
+    break_all("decode_sm120a", "nib_sm120a_decode_16", (struct breaking){16, true}, decode_swiglu_breakages,
               sizeof decode_swiglu_breakages / sizeof decode_swiglu_breakages[0]);
     for (int rows = 16; rows <= 128; rows *= 8)
-        must_be_caught("gate and up exchanged", rows, NULL, RIG_PARTS_SWAPPED);
-    of_swiglu = false;
+        must_be_caught("gate and up exchanged", &(struct breaking){rows, true}, RIG_PARTS_SWAPPED);
 }
 
 /* Lanes hold the scales wherever a thread selector may look, as public descriptions disagree on what it means. */
@@ -179,9 +169,9 @@ static void thread_selectors_do_not_matter(void **state)
         struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
         if (!module)
             fail_msg("%s", error);
-        struct rig_product r = problem(i / 2 ? 16 : 128, 1);
+        struct rig_product r = problem(&(struct breaking){i / 2 ? 16 : 128, false}, 1);
         r.module = module;
-        if (caught(r, found, sizeof found))
+        if (is_wrong(r, found, sizeof found))
             fail_msg("%s: %s", harmless[i % 2].name, found);
         px_module_free(module);
         free(changed);
@@ -193,8 +183,8 @@ static void broken_operands(void **state)
 {
     (void)state;
     for (int rows = 16; rows <= 128; rows *= 8) {
-        must_be_caught("scales of the two steps exchanged", rows, NULL, RIG_SCALES_SWAPPED);
-        must_be_caught("units exchanged", rows, NULL, RIG_UNITS_SWAPPED);
+        must_be_caught("scales of the two steps exchanged", &(struct breaking){rows, false}, RIG_SCALES_SWAPPED);
+        must_be_caught("units exchanged", &(struct breaking){rows, false}, RIG_UNITS_SWAPPED);
     }
 }
 

@@ -1,6 +1,6 @@
-/* FP8 rows times FP8 and MXFP4 weights on sm_120a, from the emitted PTX: weights packed by their kernels, results held to
- * sums over the operands' values; the three kernels of a format give the same bits. `long`: more schedules. `broken`: one
- * thing wrong in the PTX, which must be seen. */
+/* FP8 rows times FP8 and MXFP4 weights on sm_120a, from the emitted PTX: weights packed by their kernels, results held
+ * to sums over the operands' values; the three kernels of a format give the same bits. `long`: more schedules.
+ * `broken`: one thing wrong in the PTX, which must be seen. */
 #include "ptxsim/ptx_break.h"
 #include "ptxsim/sm120a/sm120a_rig.h"
 
@@ -27,23 +27,10 @@ static uint64_t    seed = 5;
 
 /* ---- Values ---- */
 
-static double e4m3(uint32_t c)
-{
-    double v = (c & 0x78) == 0 ? ldexp(c & 7, -9) : ldexp(8 + (double)(c & 7), (int)(c >> 3 & 15) - 10);
-    if ((c & 0x7f) == 0x7f)
-        v = NAN;
-    return c & 0x80 ? -v : v;
-}
-
-static double ue8m0(uint32_t b)
-{
-    return b == 255 ? NAN : ldexp(1, (int)b - 127);
-}
-
 static double x_value(const struct problem *p, const struct operands *o, int32_t t, int32_t k)
 {
     int64_t row = o->pair ? o->pair[t] / TOP : t;
-    return e4m3(o->x[row * p->n_in + k]) * ue8m0(o->x_scales[row * o->k_tiles + k / 128]);
+    return rig_e4m3(o->x[row * p->n_in + k]) * rig_ue8m0(o->x_scales[row * o->k_tiles + k / 128]);
 }
 
 static double w_value(const struct problem *p, const struct operands *o, int32_t e, int32_t n, int32_t k)
@@ -51,8 +38,8 @@ static double w_value(const struct problem *p, const struct operands *o, int32_t
     const uint8_t *w = o->w + e * o->w_bytes, *s = o->w_scales + e * o->s_bytes;
     int64_t        at = (int64_t)n * p->n_in + k;
     if (p->format == NIB_SM120A_FP8)
-        return e4m3(w[at]) * ue8m0(s[n / 128 * o->k_tiles + k / 128]);
-    return rig_e2m1((uint32_t)w[at / 2] >> k % 2 * 4 & 15) * ue8m0(s[at / 32]);
+        return rig_e4m3(w[at]) * rig_ue8m0(s[n / 128 * o->k_tiles + k / 128]);
+    return rig_e2m1((uint32_t)w[at / 2] >> k % 2 * 4 & 15) * rig_ue8m0(s[at / 32]);
 }
 
 /* ---- Operands ---- */
@@ -139,7 +126,8 @@ static int32_t make_groups(const struct problem *p, int32_t rows, struct nib_bla
 }
 
 /* Matrices of one part, packed. */
-static bool pack(const struct problem *p, const struct operands *o, int part, struct px_machine *m, struct nib_sm120a_linear *q)
+static bool pack(const struct problem *p, const struct operands *o, int part, struct px_machine *m,
+                 struct nib_sm120a_linear *q)
 {
     int64_t  codes = nib_sm120a_mx_code_bytes(p->n_out, p->n_in, p->format),
              scales = nib_sm120a_mx_scale_bytes(p->n_out, p->n_in);
@@ -246,8 +234,8 @@ static double want_of(const struct problem *p, const struct operands *o, int32_t
     if (!p->swiglu || isnan(v[0]))
         return v[0];
     double g = fmin(v[0], LIMIT), u = fmax(fmin(v[1], LIMIT), -LIMIT), silu = g / (1 + exp(-g)), want = silu * u;
-    /* The slope of silu is below 1.1; exp, 1 +, the quotient and the product are 8 ulp of fp32; what exp overflows to Inf
-     * for is below 2^-120 |g|. */
+    /* The slope of silu is below 1.1; exp, 1 +, the quotient and the product are 8 ulp of fp32; what exp overflows to
+     * Inf for is below 2^-120 |g|. */
     *bound = 1.1 * b[0] * (fabs(u) + b[1]) + fabs(silu) * b[1] + 8 * 0x1p-23 * fabs(want) + 0x1p-120 * fabs(g * u);
     return want;
 }
@@ -260,7 +248,8 @@ static bool right(const struct problem *p, const struct operands *o, const float
             bound += (p->f32 ? 0 : 0x1p-8 * fabs(want)) + 0x1p-133;
             if (isnan(want) ? isnan(got) : fabs(got - want) <= bound)
                 continue;
-            (void)snprintf(text, bytes, "row %d, output %d is %.9g, wanted %.9g +- %.3g", (int)t, (int)n, got, want, bound);
+            (void)snprintf(text, bytes, "row %d, output %d is %.9g, wanted %.9g +- %.3g", (int)t, (int)n, got, want,
+                           bound);
             return false;
         }
     return true;
@@ -388,56 +377,45 @@ static const struct ptx_breakage swiglu_breakages[] = {
 };
 enum { SWIGLU_OF_TILES = 3 };
 
-static void break_all(const char *entry, enum nib_sm120a_format format, int32_t rows, bool swiglu_too,
-                      const struct ptx_breakage *list, size_t n)
+struct breaking {
+    enum nib_sm120a_format format;
+    int32_t                rows; /* of a tile */
+    bool                   swiglu;
+};
+
+static bool caught(const void *problem, struct px_module *module, uint64_t schedule, char *text, size_t bytes)
 {
-    (void)rig_module("mx_sm120a"); /* skips where there is no PTX */
-    char  error[512], found[1300] = "";
-    char *text = ptx_text(NIB_PTX_DIR, "mx_sm120a");
-    assert_non_null(text);
-    for (size_t i = 0; i < n; i++) {
-        char *changed = ptx_broken(text, entry, &list[i]);
-        if (!changed)
-            fail_msg("%s: '%s' does not occur %d times in %s", list[i].name, list[i].text, list[i].nth + 1, entry);
-        struct px_module *module = px_module_parse(changed, strlen(changed), error, sizeof error);
-        if (!module)
-            fail_msg("%s: %s", list[i].name, error);
-        bool seen = false;
-        for (uint64_t s = 0; s < 4 && !seen; s++) {
-            struct problem  p = {.format = format,
-                                 .n_rows = 13,
-                                 .n_out = 40,
-                                 .n_in = 1568, /* the last stage is one that finished sums take the place of */
-                                 .f32 = true,
-                                 .swiglu = swiglu_too,
-                                 .config = {.seed = s, .max_steps = 20000000},
-                                 .module = module};
-            struct operands o = make(&p);
-            float           y[13 * 40];
-            seen = !run(&p, &o, rows, y, found, sizeof found) || !right(&p, &o, y, found, sizeof found);
-            free_operands(&o);
-        }
-        if (!seen)
-            fail_msg("%s, %s: nothing was wrong", entry, list[i].name);
-        if (strchr(found, '\n'))
-            *strchr(found, '\n') = 0;
-        printf("%s: %s\n", list[i].name, found);
-        px_module_free(module);
-        free(changed);
-    }
-    free(text);
+    const struct breaking *b = problem;
+    struct problem         p = {.format = b->format,
+                                .n_rows = 13,
+                                .n_out = 40,
+                                .n_in = 1568, /* the last stage is one that finished sums take the place of */
+                                .f32 = true,
+                                .swiglu = b->swiglu,
+                                .config = {.seed = schedule, .max_steps = 20000000},
+                                .module = module};
+    struct operands        o = make(&p);
+    float                  y[13 * 40];
+    bool                   seen = !run(&p, &o, b->rows, y, text, bytes) || !right(&p, &o, y, text, bytes);
+    free_operands(&o);
+    return seen;
+}
+
+static void break_all(const char *entry, const struct breaking *b, const struct ptx_breakage *list, size_t n)
+{
+    rig_break_all(&(struct rig_broken){"mx_sm120a", entry, 4, b, caught}, list, n);
 }
 
 static void broken(void **state)
 {
     (void)state;
-    break_all("nib_sm120a_mxfp4_64", NIB_SM120A_MXFP4, NIB_SM120A_MX_ROWS, false, tile_breakages,
-              sizeof tile_breakages / sizeof tile_breakages[0]);
-    break_all("nib_sm120a_fp8_16", NIB_SM120A_FP8, 16, false, decode_breakages,
-              sizeof decode_breakages / sizeof decode_breakages[0]);
-    break_all("nib_sm120a_mxfp4_64", NIB_SM120A_MXFP4, NIB_SM120A_MX_ROWS, true, swiglu_breakages, SWIGLU_OF_TILES);
-    break_all("nib_sm120a_fp8_16", NIB_SM120A_FP8, 16, true, swiglu_breakages,
-              sizeof swiglu_breakages / sizeof swiglu_breakages[0]);
+    const struct breaking tiles = {NIB_SM120A_MXFP4, NIB_SM120A_MX_ROWS, false}, few = {NIB_SM120A_FP8, 16, false},
+                          tiles_swiglu = {NIB_SM120A_MXFP4, NIB_SM120A_MX_ROWS, true},
+                          few_swiglu = {NIB_SM120A_FP8, 16, true};
+    break_all("nib_sm120a_mxfp4_64", &tiles, tile_breakages, sizeof tile_breakages / sizeof tile_breakages[0]);
+    break_all("nib_sm120a_fp8_16", &few, decode_breakages, sizeof decode_breakages / sizeof decode_breakages[0]);
+    break_all("nib_sm120a_mxfp4_64", &tiles_swiglu, swiglu_breakages, SWIGLU_OF_TILES);
+    break_all("nib_sm120a_fp8_16", &few_swiglu, swiglu_breakages, sizeof swiglu_breakages / sizeof swiglu_breakages[0]);
 }
 
 int main(int argc, char **argv)
