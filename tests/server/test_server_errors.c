@@ -130,6 +130,7 @@ static void test_odd_values(void **state)
         PLAIN ",\"max_tokens\":null", PLAIN ",\"max_tokens\":1e18", PLAIN ",\"max_tokens\":1", PLAIN ",\"top_k\":-1", PLAIN ",\"top_k\":1e9",
         PLAIN ",\"top_p\":1", PLAIN ",\"seed\":-1", PLAIN ",\"seed\":9223372036854775807", PLAIN ",\"unknown_field\":{\"a\":[1]}",
         PLAIN ",\"tools\":[]", PLAIN ",\"response_format\":{\"type\":\"text\"}", PLAIN ",\"user\":7", PLAIN ",\"n\":null",
+        PLAIN ",\"max_tokens\":2,\"logit_bias\":{\"5\":1e300,\"6\":-1e300}", /* infinite as floats */
         PLAIN ",\"max_tokens\":2,\"ignore_eos\":true,\"min_tokens\":2", PLAIN ",\"logit_bias\":{\"5\":-100}",
         "\"messages\":[{\"role\":\"developer\",\"content\":\"be brief\"},{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}],\"max_tokens\":2",
         "\"mess\\u0061ges\":[{\"role\":\"assistant\",\"content\":\"x\"}],\"max_tokens\":2,\"continue_final_message\":true",

@@ -268,6 +268,13 @@ static void test_seed_spellings(void **state)
         json_decref(v);
     }
     json_decref(first);
+    /* -1 is no seed: two texts of 24 tokens, drawn from nearly even distributions of 2048, are not the same. */
+    static const char none[] = "{\"prompt\":[0,500],\"seed\":-1,\"max_tokens\":24,\"temperature\":2,\"ignore_eos\":true}";
+    first = rig_post(&g, "/v1/completions", none, 200);
+    json_t *second = rig_post(&g, "/v1/completions", none, 200);
+    assert_false(json_equal(at(first, "choices"), at(second, "choices")));
+    json_decref(first);
+    json_decref(second);
 }
 
 static void test_completions_and_tokens(void **state)
