@@ -1,6 +1,7 @@
 /* One layer's experts in the Flash shapes: few tokens against the bytes of the experts that they chose, many tokens
  * against the arithmetic; NVFP4 with BF16 rows, and MXFP4 with FP8 rows and the shared expert in FP8, as they are
- * released. Layers rotate, so that no expert is still in the L2. */
+ * released. A random bias makes some experts' rows many times as many as others'; from 512 tokens on a second line is
+ * without one. Layers rotate, so that no expert is still in the L2. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,14 +64,19 @@ static void bench_experts_of(enum nib_act_format act, enum nib_weight_type t, en
     }
     e.router = bench_weight(NIB_WEIGHT_BF16, 1, N_EXPERTS, DIM);
     struct nib_moe_args *a = &e.args;
-    a->bias = bench_random(N_EXPERTS * 4, true);
+    float *bias = bench_random(N_EXPERTS * 4, true), *none = nib_backend_cuda.alloc(g_backend, N_EXPERTS * 4);
+    bench_done(nib_backend_cuda.upload(g_stream, none, (float[N_EXPERTS]){0}, N_EXPERTS * 4), "upload");
+    bench_done(nib_backend_cuda.synchronise(g_stream), "upload");
     a->n_experts = N_EXPERTS, a->top_k = TOP_K;
     a->route_scale = 1.5f, a->limit = 10;
     a->chosen = nib_backend_cuda.alloc(g_backend, N_ROWS * TOP_K * 4);
     uint16_t *x = bench_random((size_t)N_ROWS * DIM * 2, false), *y = bench_random((size_t)N_ROWS * DIM * 2, false);
     struct nib_act fp8 = bench_fp8_rows(act == NIB_ACT_FP8 ? N_ROWS : 1, DIM);
-    for (size_t i = 0; i < n_rows; i++) {
-        int32_t n = rows[i], n_kernels;
+    for (size_t i = 0; i < 2 * n_rows; i++) {
+        int32_t n = rows[i / 2], n_kernels;
+        if (n < 512 && i % 2 == 1)
+            continue;
+        a->bias = i % 2 == 0 ? bias : none;
         if (act == NIB_ACT_FP8)
             a->x = fp8;
         e.rows.n_rows = n;
@@ -94,7 +100,7 @@ static void bench_experts_of(enum nib_act_format act, enum nib_weight_type t, en
 
 void bench_experts(void)
 {
-    static const int32_t rows[] = {1, 2, 4, 8, 64, 512, 2048, 8192};
-    bench_experts_of(NIB_ACT_PLAIN, NIB_WEIGHT_NVFP4, NIB_WEIGHT_NVFP4, rows, 8);
-    bench_experts_of(NIB_ACT_FP8, NIB_WEIGHT_MXFP4, NIB_WEIGHT_FP8, rows + 5, 3);
+    static const int32_t rows[] = {1, 2, 4, 8, 64, 512, 1024, 2048, 8192};
+    bench_experts_of(NIB_ACT_PLAIN, NIB_WEIGHT_NVFP4, NIB_WEIGHT_NVFP4, rows, 9);
+    bench_experts_of(NIB_ACT_FP8, NIB_WEIGHT_MXFP4, NIB_WEIGHT_FP8, rows + 5, 4);
 }

@@ -15,7 +15,10 @@ sm_90a down<2, 44
 sm_90a down<1, 24
 sm_90a gate_up<2, 56
 sm_90a tiled_products<1, 8
-sm_90a tiled_products<2, 36'
+sm_90a tiled_products<2, 36
+sm_90a wide_experts<2, false, true> 36
+sm_90a wide_experts<3, true, true> 152
+sm_90a wide_experts<4, true, true> 152'
 
 cuda=$source/src/backend/cuda
 for file in "$cuda"/any/*.cu "$cuda"/sm90a/*.cu "$cuda"/sm100a/*.cu "$cuda"/sm120a/*.cu; do

@@ -70,6 +70,12 @@ NIB_DEVICE void nib_wgmma_bf16(float (&d)[96], const uint32_t a[4], uint64_t b)
                    NIB_F16(64), NIB_F16(80));
 }
 
+NIB_DEVICE void nib_wgmma_bf16(float (&d)[112], const uint32_t a[4], uint64_t b)
+{
+    NIB_WGMMA_BF16(224, NIB_R0_63 ", " NIB_R64 ", " NIB_R80 ", " NIB_R96, "{%112, %113, %114, %115}, %116, 1, 1, 1, 0",
+                   NIB_F64(0), NIB_F16(64), NIB_F16(80), NIB_F16(96));
+}
+
 NIB_DEVICE void nib_wgmma_bf16(float (&d)[128], const uint32_t a[4], uint64_t b)
 {
     NIB_WGMMA_BF16(256, NIB_R0_127, "{%128, %129, %130, %131}, %132, 1, 1, 1, 0", NIB_F64(0), NIB_F64(64));

@@ -18,17 +18,20 @@
 constexpr int kWideConsumers = 256, kWideThreads = kWideConsumers + 128, kWideRows = 256;
 constexpr int kGroupRows = 8, kGroupHalves = kGroupRows * kBlockCols;
 constexpr int kWideAhead = 4; /* steps of weights on their way to the L2 */
-constexpr int kWideHalves = 6 * kWideRows * kBlockCols, kWideStagesMost = 24;
+constexpr int kWideHalves = 6 * kWideRows * kBlockCols, kWideStagesMost = 12;
+/* Where two blocks share a multiprocessor: one warp fetches, and stages are fewer. */
+constexpr int kFewRows = 64, kFewThreads = kWideConsumers + 32, kFewStages = 8;
+constexpr int kFewHalves = kFewStages * kFewRows * kBlockCols;
 
 struct nib_wide_memory {
-    uint16_t rows[kWideHalves]; /* stages of N rows */
-    uint64_t full[kWideStagesMost], empty[kWideStagesMost];
+    uint64_t              full[kWideStagesMost], empty[kWideStagesMost];
+    alignas(128) uint16_t rows[kWideHalves]; /* stages of N rows; last: kFewHalves where stages are fewer */
 };
 
 /* Stages of n_rows rows, a multiple of 32: as many as fit. */
 static __host__ __device__ constexpr int nib_wide_stages(int n_rows)
 {
-    return kWideHalves / (n_rows * kBlockCols) < kWideStagesMost ? kWideHalves / (n_rows * kBlockCols) : kWideStagesMost;
+    return n_rows <= kFewRows ? kFewStages : kWideHalves / (n_rows * kBlockCols);
 }
 
 /* All threads of both blocks of a pair. */
@@ -138,6 +141,39 @@ NIB_DEVICE void nib_wide_multiply(const struct nib_tile &t, int32_t first, int32
             nib_wide_decode<type, 0>(next, even);
             nib_wide_end<N>(first + block + n - 1, m);
         }
+        now = next;
+    }
+}
+
+/* Block i of a step, decoded where the last one's operands were. */
+template <int type, int N, int i>
+NIB_DEVICE void nib_wide_block(const struct nib_tile_step<type> &s, int32_t block, struct nib_wide_memory *m,
+                               float (&acc)[N / 2])
+{
+    uint32_t operand[4][4];
+    nib_wide_decode<type, i>(s, operand);
+    nib_wide_begin<N>(operand, block, m, acc);
+    nib_wide_end<N>(block, m);
+}
+
+/* The same with fewer registers, where there are other warps to decode while one's products run. */
+template <int type, int N>
+NIB_DEVICE void nib_wide_multiply_few(const struct nib_tile &t, int32_t first, int32_t n_blocks,
+                                      struct nib_wide_memory *m, float (&acc)[N / 2])
+{
+    constexpr int              n = nib_tile_step<type>::kBlocks;
+    struct nib_tile_step<type> now, next;
+    nib_tile_step_load<type>(t, 0, n_blocks, now);
+#pragma unroll 1
+    for (int32_t block = 0; block < n_blocks; block += n) {
+        nib_tile_step_load<type>(t, block + n, n_blocks, next);
+        nib_wide_block<type, N, 0>(now, first + block, m, acc);
+        if (n > 1 && block + 1 < n_blocks)
+            nib_wide_block<type, N, 1 % n>(now, first + block + 1, m, acc);
+        if (n > 2 && block + 2 < n_blocks)
+            nib_wide_block<type, N, 2 % n>(now, first + block + 2, m, acc);
+        if (n > 2 && block + 3 < n_blocks)
+            nib_wide_block<type, N, 3 % n>(now, first + block + 3, m, acc);
         now = next;
     }
 }

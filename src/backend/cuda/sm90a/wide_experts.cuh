@@ -1,8 +1,9 @@
 /* The experts of many tokens on Hopper: grouped products, as wide.cuh multiplies them. A group is an expert and up to
- * 256 of its rows, or as many rows of the shared expert; a block takes it with 128 outputs: one warpgroup 64 of w1 and
- * the other the same 64 of w3, which meet in SwiGLU, or both together 128 of w2. A block does so a few times, so that
- * rows of the next product are on their way, and one of w2 begun, while sums of one are stored. How many rows a group
- * has is read on the device, and of the widths of a product the smallest that holds them is taken.
+ * 256 of its rows, or 64 where experts have few, or as many rows of the shared expert; a block takes it with 128
+ * outputs: one warpgroup 64 of w1 and the other the same 64 of w3, which meet in SwiGLU, or both together 128 of w2. A
+ * block does so a few times, so that rows of the next product are on their way, and one of w2 begun, while sums of one
+ * are stored. How many rows a group has is read on the device, and of the widths of a product the smallest that holds
+ * them is taken.
  *
  * Rows stand in images of 8 rows and 64 columns (nib_wide_put), a group's blocks of columns one after another. What
  * SwiGLU gives is written as such an image, so down reads it as it is. Of FP8 rows it is quantised on the way: 128
@@ -19,6 +20,7 @@ struct nib_wide_groups {
     const int32_t *group; /* [n_most][3] expert, number of rows, first sorted pair */
     const int32_t *n;
     int32_t        n_most, n_rows; /* n_rows: of the shared expert */
+    int32_t        most_rows;      /* of a group */
 };
 
 struct nib_wide_group {
@@ -31,8 +33,8 @@ NIB_DEVICE struct nib_wide_group nib_wide_group_of(const struct nib_wide_groups 
 {
     struct nib_wide_group g = {0, 0, 0, 0, i >= a.n_most, false};
     if (g.shared) {
-        g.row = (i - a.n_most) * kWideRows;
-        g.count = min(kWideRows, a.n_rows - g.row);
+        g.row = (i - a.n_most) * a.most_rows;
+        g.count = min(a.most_rows, a.n_rows - g.row);
         g.place = g.row / kGroupRows;
         g.none = g.count <= 0;
     } else if (i >= *a.n) {
@@ -66,11 +68,12 @@ struct nib_wide_experts {
 constexpr int kSumStride = 68; /* floats from row to row of 64 sums: writes and reads meet no bank twice */
 constexpr int kSumRows = 32;   /* of sums between gate and up at a time */
 
-struct nib_wide_experts_memory {
-    struct nib_wide_memory products;
-    struct nib_wide_group  group; /* here, and not in registers while products run */
+/* few: two blocks leave the L1 more of a multiprocessor with 2 KB less each. */
+template <bool few> struct nib_wide_experts_memory {
+    struct nib_wide_group group; /* here, and not in registers while products run */
     union {
-        alignas(16) float sums[2][2][kSumRows * kSumStride]; /* in turns: [gate or up] */
+        /* In turns, of gate and of up: [row][64]; few: of each warpgroup [row][32]. */
+        alignas(16) float sums[few ? 8 : 4][kSumRows * (few ? 32 : kSumStride)];
         /* Of FP8 rows: their power of two, the weight on their results, and the bits of the largest of these here. */
         struct {
             int32_t  exponent[kWideRows];
@@ -78,6 +81,7 @@ struct nib_wide_experts_memory {
             uint32_t most[kWideRows];
         };
     };
+    struct nib_wide_memory products; /* last, as its rows are */
 };
 
 /* Outputs of a product of a block. */
@@ -128,7 +132,7 @@ NIB_DEVICE float nib_wide_swiglu(float g, float u, float limit)
  * are still read. */
 template <int N>
 NIB_DEVICE void nib_wide_gate(const struct nib_wide_experts &a, const struct nib_wide_group &g, int32_t x,
-                              struct nib_wide_experts_memory *m, const float (&acc)[N / 2], float alpha)
+                              struct nib_wide_experts_memory<false> *m, const float (&acc)[N / 2], float alpha)
 {
     int       thread = nib_wide_thread(), lane = thread % 32, warp = thread / 32, r = lane % 8;
     int       chunk = warp % 2 * 4 + lane / 8;
@@ -138,7 +142,7 @@ NIB_DEVICE void nib_wide_gate(const struct nib_wide_experts &a, const struct nib
 #pragma unroll
     for (int first = 0; first < N; first += kSumRows) {
         int32_t row = first + warp / 2 * kGroupRows + r;
-        float (*sums)[kSumRows * kSumStride] = m->sums[first / kSumRows % 2];
+        float (*sums)[kSumRows * kSumStride] = m->sums + first / kSumRows % 2 * 2;
         if (first >= n_groups * kGroupRows)
             break;
 #pragma unroll
@@ -160,6 +164,53 @@ NIB_DEVICE void nib_wide_gate(const struct nib_wide_experts &a, const struct nib
         *(uint4 *)(to + row / kGroupRows * kGroupHalves + (chunk * kGroupRows + r) * 8) = v;
     }
     nib_wide_meet(1, kWideConsumers); /* the next sums may go where the last were */
+}
+
+/* Where sum `out` of 32 of a row stands: neither writes nor reads below meet a bank twice. */
+NIB_DEVICE int nib_wide_sum_at(int row, int out)
+{
+    return row * 32 + (out ^ (row / 2 % 4 * 8 + row % 2 * 4));
+}
+
+/* The same by a warpgroup for itself, which has 32 outputs of gate and those of up. */
+template <int N>
+NIB_DEVICE void nib_wide_gate_few(const struct nib_wide_experts &a, const struct nib_wide_group &g, int32_t x,
+                                  struct nib_wide_experts_memory<true> *m, const float (&acc)[N / 2], float alpha)
+{
+    int       thread = nib_wide_thread(), lane = thread % 32, warp = thread / 32 % 4, half = thread / 128, r = lane % 8;
+    int32_t   n_groups = (g.count + kGroupRows - 1) / kGroupRows, n_blocks = a.w[g.shared][0].n_out / kBlockCols;
+    int       out = warp % 2 * kTileRows + lane / 4;
+    uint16_t *to = a.hidden[g.shared] + ((int64_t)g.place * n_blocks + (int64_t)x * n_groups) * kGroupHalves;
+#pragma unroll
+    for (int first = 0; first < N; first += kSumRows) {
+        int32_t row = first + warp * kGroupRows + r;
+        float (*sums)[kSumRows * 32] = m->sums + half * 4 + first / kSumRows % 2 * 2;
+        if (first >= n_groups * kGroupRows)
+            break;
+#pragma unroll
+        for (int i = 0; i < kSumRows / 2; i++)
+            sums[warp / 2][nib_wide_sum_at(i / 4 * 8 + 2 * (lane % 4) + i % 2, out + i % 4 / 2 * 8)] =
+                acc[first / 2 + i] * alpha;
+        float weight = a.weight && !g.shared ? a.weight[a.pair[g.row + min(row, g.count - 1)]] : 1.0f;
+        nib_wide_meet(2 + half, kWideConsumers / 2);
+        if (row >= n_groups * kGroupRows || x >= n_blocks)
+            continue;
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int       chunk = k * 4 + lane / 8;
+            uint2     v;
+            uint32_t *word = (uint32_t *)&v;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int    at = nib_wide_sum_at(warp * kGroupRows + r, i * kTileRows + 2 * chunk);
+                float2 gate = *(const float2 *)(sums[0] + at), up = *(const float2 *)(sums[1] + at);
+                float  low = nib_wide_swiglu(gate.x, up.x, a.limit), high = nib_wide_swiglu(gate.y, up.y, a.limit);
+                word[i] = nib_pack_bf16x2(low * weight, high * weight);
+            }
+            *(uint2 *)(to + row / kGroupRows * kGroupHalves + (chunk * kGroupRows + r) * 8 + half * 4) = v;
+        }
+    }
+    nib_wide_meet(2 + half, kWideConsumers / 2);
 }
 
 /* ---- The same of FP8 rows ---- */
@@ -184,8 +235,9 @@ NIB_DEVICE void nib_wide_sums_put(const float (&acc)[N / 2], float factor, const
 
 /* [row][64] of gate and of up to hidden values in the place of gate's, and each row's largest; by all consumers.
  * Lane (r, l) has channels 16l .. 16l + 15 of row r of eight. */
+template <bool few>
 NIB_DEVICE void nib_wide_hidden(const struct nib_wide_experts &a, int32_t n_eights, float *gate, const float *up,
-                                struct nib_wide_experts_memory *m)
+                                struct nib_wide_experts_memory<few> *m)
 {
     int lane = threadIdx.x % 32;
     for (int32_t k = threadIdx.x / 32; k < n_eights; k += kWideConsumers / 32) {
@@ -219,8 +271,9 @@ NIB_DEVICE uint32_t nib_wide_fp8_pair(float first, float second, float by, float
 }
 
 /* Hidden values as FP8 rows to the group's image; by all consumers, chunks of a row as in nib_wide_gate(). */
+template <bool few>
 NIB_DEVICE void nib_wide_encode(const struct nib_wide_experts &a, const struct nib_wide_group &g, const float *hidden,
-                                const struct nib_wide_experts_memory *m)
+                                const struct nib_wide_experts_memory<few> *m)
 {
     int32_t   n_groups = (g.count + kGroupRows - 1) / kGroupRows, n_blocks = a.w[g.shared][0].n_out / kBlockCols;
     int       lane = threadIdx.x % 32, r = lane % 8;
@@ -264,9 +317,9 @@ NIB_DEVICE void nib_wide_down(const struct nib_wide_experts &a, const struct nib
 /* ---- The kernel ---- */
 
 /* Of FP8 rows, where the stages were. */
-template <int N>
+template <int N, bool few>
 NIB_DEVICE void nib_wide_gate_fp8(const struct nib_wide_experts &a, const struct nib_wide_group &g,
-                                  struct nib_wide_experts_memory *m, const float (&acc)[N / 2], float alpha)
+                                  struct nib_wide_experts_memory<few> *m, const float (&acc)[N / 2], float alpha)
 {
     float *sums = (float *)m->products.rows;
     nib_wide_meet(1, kWideConsumers); /* both have read their last rows, which make way for the sums */
@@ -277,36 +330,48 @@ NIB_DEVICE void nib_wide_gate_fp8(const struct nib_wide_experts &a, const struct
     nib_wide_encode(a, g, sums, m);
 }
 
-template <int type, int N>
-NIB_DEVICE void nib_wide_experts_group(const struct nib_wide_experts &a, struct nib_wide_experts_memory *m)
+template <int type, int N, bool few>
+NIB_DEVICE void nib_wide_experts_group(const struct nib_wide_experts &a, struct nib_wide_experts_memory<few> *m)
 {
     const struct nib_wide_group &g = m->group;
     int     warp = threadIdx.x / 32, n = nib_wide_product_count(a, g);
     bool    gates = a.hidden[0] != NULL;
-    const struct nib_cuda_matrix &w = a.w[g.shared][gates ? warp / 4 : 0];
+    bool    apart = few && !a.exponent; /* both warpgroups have outputs of gate and those of up */
+    const struct nib_cuda_matrix &w = a.w[g.shared][!gates ? 0 : apart ? warp / 2 % 2 : warp / 4];
+    int     first = (!gates ? warp : apart ? warp / 4 * 2 + warp % 2 : warp % 4) * kTileRows;
     int32_t n_blocks = w.n_in / kBlockCols;
     float   alpha = nib_alpha_of(w, g.expert);
 #pragma unroll 1
     for (int32_t i = 0; i < n; i++) {
-        int32_t x = nib_wide_product_at(a, i), o = x * nib_wide_outs(a) + (gates ? warp % 4 : warp) * kTileRows;
+        int32_t x = nib_wide_product_at(a, i), o = x * nib_wide_outs(a) + first;
         float   acc[N / 2] = {};
         /* Warps behind the last tile multiply with it, as a warpgroup works as one, and keep nothing. */
         struct nib_tile t = nib_tile_of(w, g.expert, min(o, w.n_out - 1) / kTileRows, (int)threadIdx.x % 32);
-        nib_wide_multiply<type, N>(t, i * n_blocks, n_blocks, &m->products, acc);
+        if (few)
+            nib_wide_multiply_few<type, N>(t, i * n_blocks, n_blocks, &m->products, acc);
+        else
+            nib_wide_multiply<type, N>(t, i * n_blocks, n_blocks, &m->products, acc);
         if (!gates)
             nib_wide_down<N>(a, g, o, acc, alpha);
         else if (a.exponent)
             nib_wide_gate_fp8<N>(a, g, m, acc, alpha);
+        else if constexpr (few)
+            nib_wide_gate_few<N>(a, g, x, m, acc, alpha);
         else
             nib_wide_gate<N>(a, g, x, m, acc, alpha);
     }
     nib_cluster_sync();
 }
 
-/* How many rows a group's products have room for; only the widest where `narrow` ones are not built. */
-static __device__ constexpr int nib_wide_width(int32_t count, bool narrow)
+/* How many rows a group's products have room for; only the widest where `narrow` ones are not built. few: groups have
+ * at most kFewRows. */
+static __device__ constexpr int nib_wide_width(int32_t count, bool narrow, bool few)
 {
-    return count > 192 || !narrow ? 256 : count > 128 ? 192 : count > 64 ? 128 : count > 32 ? 64 : 32;
+    if (few)
+        return count > 32 || !narrow ? kFewRows : 32;
+    if (count > 224 || !narrow)
+        return 256;
+    return count > 192 ? 224 : count > 128 ? 192 : count > 64 ? 128 : count > 32 ? 64 : 32;
 }
 
 /* What products read of the stages behind a group's last eight rows; no copy ever goes there. */
@@ -315,17 +380,19 @@ NIB_DEVICE void nib_wide_clear(int32_t count, int width, struct nib_wide_memory 
     constexpr int kVectors = kGroupHalves / 8;
     int           first = (count + kGroupRows - 1) / kGroupRows * kVectors, n = width / kGroupRows * kVectors - first;
     uint4        *stage = (uint4 *)m->rows + first;
-    for (int i = threadIdx.x; i < n * nib_wide_stages(width); i += kWideThreads)
+    for (int i = threadIdx.x; i < n * nib_wide_stages(width); i += blockDim.x)
         stage[i / n * (width / kGroupRows * kVectors) + i % n] = make_uint4(0, 0, 0, 0);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-template <int type, bool narrow>
-static __global__ void __launch_bounds__(kWideThreads, 1) wide_experts(const __grid_constant__ struct nib_wide_experts a)
+/* few: groups of few rows, of whose work decoding weights is the most: two blocks a multiprocessor have the warps. */
+template <int type, bool narrow, bool few>
+static __global__ void __launch_bounds__(few ? kFewThreads : kWideThreads, few ? 2 : 1)
+    wide_experts(const __grid_constant__ struct nib_wide_experts a)
 {
     nib_grid_release();
     extern __shared__ __align__(128) uint8_t memory[];
-    struct nib_wide_experts_memory *m = (struct nib_wide_experts_memory *)memory;
+    struct nib_wide_experts_memory<few> *m = (struct nib_wide_experts_memory<few> *)memory;
     nib_grid_wait();
     struct nib_wide_group g = nib_wide_group_of(a.groups, a.first_group + (int32_t)blockIdx.y);
     /* Both blocks of a pair stay, or neither does. */
@@ -333,17 +400,18 @@ static __global__ void __launch_bounds__(kWideThreads, 1) wide_experts(const __g
         return;
     if (threadIdx.x == 0)
         m->group = g;
-    int width = nib_wide_width(g.count, narrow);
+    int width = nib_wide_width(g.count, narrow, few);
     bool fp8 = a.hidden[0] && a.exponent;
     nib_wide_clear(g.count, width, &m->products);
-    for (int i = threadIdx.x; fp8 && i < width; i += kWideThreads) {
+    for (int i = threadIdx.x; fp8 && i < width; i += blockDim.x) {
         int32_t row = g.row + min(i, g.count - 1), pair = g.shared ? 0 : a.pair[row];
         m->exponent[i] = a.exponent[g.shared ? row : pair / a.top_k];
         m->weight[i] = a.weight && !g.shared ? a.weight[pair] : 1.0f;
     }
     nib_wide_init(&m->products);
     if (threadIdx.x >= kWideConsumers) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (!few)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         int32_t n_blocks = a.w[g.shared][0].n_in / kBlockCols, n_groups = (g.count + kGroupRows - 1) / kGroupRows;
         if (threadIdx.x == kWideConsumers)
             nib_wide_feed(a.image[g.shared] + (int64_t)g.place * n_blocks * kGroupHalves, n_groups * kGroupHalves,
@@ -354,28 +422,47 @@ static __global__ void __launch_bounds__(kWideThreads, 1) wide_experts(const __g
             nib_cluster_sync();
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    if (!narrow || width == 256)
-        nib_wide_experts_group<type, 256>(a, m);
-    else if (width == 192)
-        nib_wide_experts_group<type, narrow ? 192 : 256>(a, m);
-    else if (width == 128)
-        nib_wide_experts_group<type, narrow ? 128 : 256>(a, m);
-    else if (width == 64)
-        nib_wide_experts_group<type, narrow ? 64 : 256>(a, m);
-    else
-        nib_wide_experts_group<type, narrow ? 32 : 256>(a, m);
+    if constexpr (few) {
+        if (!narrow || width == kFewRows)
+            nib_wide_experts_group<type, kFewRows, few>(a, m);
+        else
+            nib_wide_experts_group<type, narrow ? 32 : kFewRows, few>(a, m);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if (!narrow || width == 256)
+            nib_wide_experts_group<type, 256, few>(a, m);
+        else if (width == 224)
+            nib_wide_experts_group<type, narrow ? 224 : 256, few>(a, m);
+        else if (width == 192)
+            nib_wide_experts_group<type, narrow ? 192 : 256, few>(a, m);
+        else if (width == 128)
+            nib_wide_experts_group<type, narrow ? 128 : 256, few>(a, m);
+        else if (width == 64)
+            nib_wide_experts_group<type, narrow ? 64 : 256, few>(a, m);
+        else
+            nib_wide_experts_group<type, narrow ? 32 : 256, few>(a, m);
+    }
+}
+
+template <int type, bool narrow, bool few>
+static void nib_wide_experts_launch_as(struct nib_stream *s, const struct nib_wide_experts *a, unsigned n_groups)
+{
+    int32_t outs = max(a->w[0][0].n_out, a->w[1][0].n_out), each = nib_wide_outs(*a), n = (outs + each - 1) / each;
+    int32_t pair = n % 2 == 0 && (!few || (a->hidden[0] && a->exponent)) ? 2 : 1, most = pair * a->products;
+    dim3    grid((unsigned)((n + most - 1) / most * pair), n_groups);
+    int     bytes = (int)sizeof(struct nib_wide_experts_memory<few>) - (few ? (kWideHalves - kFewHalves) * 2 : 0);
+    cudaFuncSetAttribute(wide_experts<type, narrow, few>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    nib_launch_cluster(s, (unsigned)pair, wide_experts<type, narrow, few>, grid, few ? kFewThreads : kWideThreads,
+                       (size_t)bytes, *a);
 }
 
 template <int type, bool narrow>
 static void nib_wide_experts_launch(struct nib_stream *s, const struct nib_wide_experts *a, unsigned n_groups)
 {
-    int32_t outs = max(a->w[0][0].n_out, a->w[1][0].n_out), each = nib_wide_outs(*a), n = (outs + each - 1) / each;
-    int32_t pair = n % 2 == 0 ? 2 : 1, most = pair * a->products;
-    dim3    grid((unsigned)((n + most - 1) / most * pair), n_groups);
-    int     bytes = (int)sizeof(struct nib_wide_experts_memory);
-    cudaFuncSetAttribute(wide_experts<type, narrow>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    nib_launch_cluster(s, (unsigned)pair, wide_experts<type, narrow>, grid, kWideThreads, (size_t)bytes, *a);
+    if (a->groups.most_rows <= kFewRows)
+        nib_wide_experts_launch_as<type, narrow, true>(s, a, n_groups);
+    else
+        nib_wide_experts_launch_as<type, narrow, false>(s, a, n_groups);
 }
 
 #endif

@@ -11,6 +11,7 @@
 #include "backend/cuda/sm90a/wide_experts.cuh"
 
 constexpr int32_t kDownProducts = 4, kGateProducts = 2; /* of a block, one after another */
+constexpr int32_t kFewEach = 32;                        /* rows an expert on average up to which groups are small */
 
 static __global__ void __launch_bounds__(kGroupsThreads) make_groups(const struct nib_pairs a)
 {
@@ -51,6 +52,7 @@ static __global__ void gather_rows(const struct nib_act x, int32_t first, int32_
 
 /* Places for groups, and for rows of images in eights. */
 struct room {
+    int32_t rows; /* of a group */
     int32_t groups, shared_groups;
     int64_t routed, shared;
 };
@@ -58,7 +60,8 @@ struct room {
 static struct room room_of(const struct nib_moe_args *a, int32_t n)
 {
     int32_t     pairs = n * a->top_k, experts = pairs < a->n_experts ? pairs : a->n_experts;
-    struct room r = {experts + pairs / kWideRows, (n + kWideRows - 1) / kWideRows, 0, (n + 7) / 8};
+    int32_t     rows = pairs <= (int64_t)kFewEach * a->n_experts ? kFewRows : kWideRows;
+    struct room r = {rows, experts + pairs / rows, (n + rows - 1) / rows, 0, (n + 7) / 8};
     r.routed = pairs / 8 + r.groups;
     return r;
 }
@@ -128,7 +131,7 @@ enum nib_status nib_cuda_wide_experts(struct nib_stream *s, const struct nib_moe
     struct room                  r = room_of(a, n);
     int32_t                      pairs = n * a->top_k, n_blocks = a->x.cols / kBlockCols;
     struct nib_pairs  list = {m->chosen, m->segment, m->n_segments, m->pair, m->place, NULL, NULL, pairs, a->n_experts,
-                              kWideRows, kWideRows, 0};
+                              r.rows, r.rows, 0};
     uint16_t         *image = (uint16_t *)m->y, *inner = m->parts;
     struct nib_wide_experts e;
     memset(&e, 0, sizeof e);
@@ -136,14 +139,14 @@ enum nib_status nib_cuda_wide_experts(struct nib_stream *s, const struct nib_moe
     cudaFuncSetAttribute(make_groups, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)counts);
     nib_launch(s, make_groups, 1, kGroupsThreads, counts, list);
 
-    e.groups = {m->segment, m->n_segments, r.groups, n};
+    e.groups = {m->segment, m->n_segments, r.groups, n, r.rows};
     e.top_k = a->top_k;
     e.pair = m->pair;
     e.limit = a->limit;
     e.y_shared = pairs;
     e.image[0] = image;
     e.image[1] = image + r.routed * 8 * a->x.cols;
-    dim3 grid(kWideRows / 32, (unsigned)(n_blocks + 7) / 8, (unsigned)(r.groups + r.shared_groups));
+    dim3 grid((unsigned)r.rows / 32, (unsigned)(n_blocks + 7) / 8, (unsigned)(r.groups + r.shared_groups));
     if (a->w1->act == NIB_ACT_FP8) {
         e.exponent = m->exponent;
         nib_launch(s, row_exponents, (unsigned)(n + 7) / 8, 256, 0, a->x, first, n, m->exponent);

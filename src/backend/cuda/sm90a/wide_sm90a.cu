@@ -77,11 +77,11 @@ template <int N> NIB_DEVICE void store_singly(const struct wide_args &a, int32_t
 
 /* Through shared memory, a warpgroup its 64 outputs: [N][64 + 8] bf16. Sums lie by outputs and are stored by rows,
  * which is what stmatrix transposes. */
-template <int N> NIB_DEVICE void store(const struct wide_args &a, int32_t o, uint8_t *memory, const float (&acc)[N / 2])
+template <int N> NIB_DEVICE void store(const struct wide_args &a, int32_t o, uint16_t *memory, const float (&acc)[N / 2])
 {
     constexpr int stride = 72;
     int           lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = threadIdx.x / 128;
-    uint16_t     *tile = (uint16_t *)memory + group * (N * stride);
+    uint16_t     *tile = memory + group * (N * stride);
     int32_t       row0 = (int32_t)blockIdx.y * N;
     struct nib_wide_alpha alpha = nib_wide_alpha_of(nib_alpha_of(a.w, 0));
 #pragma unroll
@@ -130,7 +130,7 @@ static __global__ void __launch_bounds__(kWideThreads, 1) wide_product(const __g
     /* All products are done, here and in the other block of a pair, which sends nothing any more: rows make way. */
     nib_cluster_sync();
     if (a.by_eights) {
-        store<N>(a, o, memory, acc);
+        store<N>(a, o, m->rows, acc); /* not the barriers, where the other block may still give a stage back */
     } else {
         store_singly<N>(a, o, lane, acc);
     }
