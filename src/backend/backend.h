@@ -479,6 +479,9 @@ struct nib_backend_api {
     enum nib_status (*download)(struct nib_stream *s, void *dst, const void *src, size_t bytes); /* synchronises */
     enum nib_status (*copy)(struct nib_stream *s, void *dst, const void *src, size_t bytes);     /* no overlap */
     enum nib_status (*synchronise)(struct nib_stream *s);
+    /* The reason of the stream's last failure, told once, but again and again if nothing works any more since; else an empty
+     * text. NULL: the status is all there is to tell. */
+    void (*why)(struct nib_stream *s, struct nib_error *out);
 
     /* Whether rows of INT8 are what 4-bit weights should meet there unless something else is asked for: they cost little accuracy
      * and gain much speed. Of a config only cpu_mask and cpu_level count. NULL: no. */

@@ -128,8 +128,16 @@ void nib_engine_close(struct nib_engine *e)
     free(e);
 }
 
+/* What an op found goes before what the backend says. */
+static void find_reason(struct nib_engine *e)
+{
+    if (e->op_error.text[0] == '\0' && e->rank.api->why)
+        e->rank.api->why(e->rank.stream, &e->op_error);
+}
+
 void nib_engine_break(struct nib_engine *e)
 {
+    find_reason(e);
     if (!e->broken)
         (void)nib_error_set(&e->why_broken, NIB_E_DEVICE, "%s", e->op_error.text[0] ? e->op_error.text : "no reason was given");
     e->broken = true;
@@ -139,6 +147,7 @@ enum nib_status nib_engine_failed(struct nib_engine *e, enum nib_status status, 
 {
     if (status == NIB_E_DEVICE)
         nib_engine_break(e);
+    find_reason(e);
     if (e->op_error.text[0] == '\0')
         return nib_error_set(err, status, "backend '%s' failed to %s", e->rank.api->name, what);
     (void)nib_error_set(err, status, "%s", e->op_error.text);

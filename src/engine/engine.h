@@ -86,7 +86,7 @@ int32_t                   nib_logits_rows(const struct nib_options *o); /* that 
 size_t nib_step_buffer_size(int32_t n_rows_max, int32_t n_seqs_max, int32_t page_stride, int32_t n_rollback);
 
 /* Tell that the backend failed to `what`, or what an observer found. */
-/* The device failed, as op_error tells: nothing runs any more, and every later failure names the first. */
+/* The device failed, as op_error or the backend tells: nothing runs any more, and every later failure names the first. */
 void nib_engine_break(struct nib_engine *e);
 
 enum nib_status nib_engine_failed(struct nib_engine *e, enum nib_status status, const char *what,

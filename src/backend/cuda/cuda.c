@@ -292,6 +292,13 @@ static enum nib_status download(struct nib_stream *s, void *dst, const void *src
     return finish(s, "work before a download");
 }
 
+static void why(struct nib_stream *s, struct nib_error *out)
+{
+    *out = s->error;
+    if (!s->broken)
+        s->error.text[0] = '\0';
+}
+
 static enum nib_status copy(struct nib_stream *s, void *dst, const void *src, size_t bytes)
 {
     NIB_TRY(launch_waiting(s));
@@ -535,6 +542,7 @@ const struct nib_backend_api nib_backend_cuda = {
     .download = download,
     .copy = copy,
     .synchronise = synchronise,
+    .why = why,
     .weight_bytes = weight_bytes,
     .weight_pack = weight_pack,
     .weight_free = weight_free,

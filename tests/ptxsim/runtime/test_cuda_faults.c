@@ -137,6 +137,12 @@ static void test_lost_device(void **state)
     expect_lost(b, &r);
     (void)norm(b, &r);
     expect_lost(b, &r);
+    for (int i = 0; i < 2; i++) { /* every later failure has the first one's reason */
+        struct nib_error why = {0};
+        api->why(api->stream(b), &why);
+        if (!strstr(why.text, "cuda: ") || !strstr(why.text, "the simulator stopped a kernel"))
+            fail_msg("'%s' does not say what failed", why.text);
+    }
     free_row(b, &r);
     api->close(b);
 }
