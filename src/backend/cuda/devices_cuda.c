@@ -78,6 +78,7 @@ enum nib_status nib_cuda_device(int32_t i, struct nib_device_info *out, struct n
     (void)cudaSetDevice(current);
     (void)cudaGetLastError();
     if (e != cudaSuccess)
-        return nib_error_set(err, NIB_E_DEVICE, "cuda: device %d: %s", i, cudaGetErrorString(e));
+        return nib_error_set(err, NIB_E_DEVICE, "cuda: device %d: %s%s", i, cudaGetErrorString(e),
+                             e == cudaErrorDevicesUnavailable ? " (its memory is taken, or another process has it for itself)" : "");
     return NIB_OK;
 }
