@@ -10,12 +10,15 @@
 #ifndef NIB_TESTS_OPCHECK_H
 #define NIB_TESTS_OPCHECK_H
 
+#include <math.h>
 #include <stddef.h>
 
 #include "backend/backend.h"
 
 #define OC_U   0x1p-24
 #define OC_B16 0x1p-7 /* one step of bf16 at 1: a rounding that falls to the other side */
+/* Such a step at v; bf16 has none finer than 2^-133. */
+static inline double oc_b16(double v) { return OC_B16 * fabs(v) + 0x1p-133; }
 
 /* The most rows of an op. */
 #define OC_ROWS_MOST 300

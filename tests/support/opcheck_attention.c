@@ -71,7 +71,7 @@ static void judge_q_rope(struct oc_case *c, const void *data, const struct oc_re
             oc_norm_bound(a->q.value + (int64_t)t * a->q.cols + h * a->d, NULL, NULL, 1e-6, a->d, y, err);
             /* Half a step of the mean, one of the root and one of the product may fall to the other side. */
             for (int32_t i = 0; i < a->d && have->kind == OC_BF16; i++)
-                err[i] += 2.5 * OC_B16 * fabs(y[i]);
+                err[i] += 2.5 * oc_b16(y[i]);
             oc_rotate(&a->rope, a->seqs.pos[t] - a->seqs.first_pos, false, y, err, a->d);
             if (have->kind == OC_BF16)
                 judge_bf16_head(a, have, t, h, &worst);
@@ -165,11 +165,11 @@ static void judge_kv_insert(struct oc_case *c, const void *data, const struct oc
         }
         oc_norm_bound(a->kv.value + (int64_t)t * d, NULL, a->norm_weight, 1e-6, d, y, err);
         for (int32_t i = 0; i < d && a->kv.dtype == NIB_DTYPE_BF16; i++)
-            err[i] += OC_B16 * fabs(y[i]);
+            err[i] += oc_b16(y[i]);
         oc_rotate(&a->rope, a->seqs.pos[t] - a->seqs.first_pos, false, y, err, d);
         for (int32_t i = 0; i < d; i++)
             oc_compare(&worst, v[i], w[i],
-                       2 * err[i] + (a->kv.dtype == NIB_DTYPE_BF16 ? OC_B16 : 2 * OC_U) * fabs(w[i]), t, i);
+                       2 * err[i] + (a->kv.dtype == NIB_DTYPE_BF16 ? oc_b16(w[i]) : 2 * OC_U * fabs(w[i])), t, i);
     }
     oc_conclude(c, &worst, "stored row");
     expect_rest_untouched(c, &a->store, written, have);

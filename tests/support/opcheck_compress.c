@@ -64,13 +64,14 @@ static void raw(const struct compress *a, int32_t t, int32_t pos, int32_t channe
     }
 }
 
-/* The entry that row t completes, before storage, with its error. */
+/* The entry that row t completes, before storage, with its error. A weight below 2^-126, fp32's least normal number, next to
+ * the largest one has steps of 2^-149, of which exp may be off by two. */
 static void own_entry(struct oc_case *c, const struct compress *a, int32_t t, double *y, double *err)
 {
     int32_t w = a->width, pos = a->seqs.pos[t], own = pos + 1 - a->ratio;
     double *pooled = oc_new(c, 8 * (size_t)w), *pooled_err = oc_new(c, 8 * (size_t)w);
     for (int32_t i = 0; i < w; i++) {
-        double most = -INFINITY, sum = 0, value, score, mag = 0;
+        double most = -INFINITY, sum = 0, value, score, mag = 0, steps = 0;
         int32_t first = a->overlap ? own - a->ratio : own;
         first = first < a->seqs.first_pos ? a->seqs.first_pos : first;
         for (int pass = 0; pass < 2; pass++)
@@ -84,18 +85,19 @@ static void own_entry(struct oc_case *c, const struct compress *a, int32_t t, do
                 sum += e;
                 pooled[i] += e * value;
                 mag += e * fabs(value);
+                steps += e < 0x1p-125 ? 0x1p-148 * fabs(value) : 0;
             }
         pooled[i] /= sum;
         /* exp of a difference d below the maximum has a relative error of about |d| ulps, and e^-d d < 1. */
-        pooled_err[i] = mag / sum * (2 * (pos - first + 1) + 24) * OC_U + 0x1p-140;
-        pooled_err[i] += a->round_bf16 ? OC_B16 * fabs(pooled[i]) : 0;
+        pooled_err[i] = mag / sum * (2 * (pos - first + 1) + 24) * OC_U + steps / sum + 0x1p-140;
+        pooled_err[i] += a->round_bf16 ? oc_b16(pooled[i]) : 0;
     }
     oc_norm_bound(pooled, pooled_err, a->norm_weight, 1e-6, w, y, err);
     for (int32_t i = 0; i < w && a->round_bf16; i++)
-        err[i] += OC_B16 * fabs(y[i]);
+        err[i] += oc_b16(y[i]);
     oc_rotate(&a->rope, pos / a->ratio * a->ratio - a->seqs.first_pos, false, y, err, w);
     for (int32_t i = 0; i < w && a->round_bf16; i++)
-        err[i] += OC_B16 * fabs(y[i]);
+        err[i] += oc_b16(y[i]);
 }
 
 /* Hadamard in double; every output's error is that of all inputs together. */
@@ -110,7 +112,7 @@ static void own_hadamard(struct oc_case *c, double *x, double *err, int32_t n, b
     }
     for (int32_t i = 0; i < n; i++) {
         x[i] = y[i];
-        err[i] = (all + 16 * OC_U * mag) * root + (bf16 ? OC_B16 * fabs(y[i]) : 0);
+        err[i] = (all + 16 * OC_U * mag) * root + (bf16 ? oc_b16(y[i]) : 0);
     }
 }
 
@@ -271,7 +273,7 @@ static void judge_score(const struct index_select *a, const struct oc_result *go
             mag += fabs(p);
         }
         float  w = (float)a->weight.value[t * a->n_heads + h] * a->scale;
-        double dot_err = oc_dot_bound(mag, a->d) + (q->kind == OC_BF16 ? OC_B16 * fabs(dot) : 0);
+        double dot_err = oc_dot_bound(mag, a->d) + (q->kind == OC_BF16 ? oc_b16(dot) : 0);
         if (q->kind == OC_F32 && a->keys.format == NIB_ROW_BF16) /* a query may be two bf16 numbers */
             dot_err += 0x1p-17 * mag;
         w = q->kind == OC_BF16 ? oc_bf16_round(w) : w;
@@ -279,7 +281,7 @@ static void judge_score(const struct index_select *a, const struct oc_result *go
         err += fabs((double)w) * dot_err;
         mag_all += fabs((double)w * dot);
     }
-    err += (a->n_heads + 3) * OC_U * mag_all + (q->kind == OC_BF16 ? OC_B16 * fabs(score) : 0) + 0x1p-140;
+    err += (a->n_heads + 3) * OC_U * mag_all + (q->kind == OC_BF16 ? oc_b16(score) : 0) + 0x1p-140;
     if (isfinite(score))
         oc_compare(worst, oc_at(oc_find(got, "scores"), t, e), score, err, t, e);
 }
@@ -330,7 +332,7 @@ static void judge_queries(struct oc_case *c, const struct index_select *a, const
             }
             oc_rotate(&a->rope, a->seqs.pos[t] - a->seqs.first_pos, false, y, err, a->d);
             for (int32_t i = 0; i < a->d; i++)
-                oc_compare(&worst, (double)x[i], y[i], err[i] + (bf16 ? OC_B16 : OC_U) * fabs(y[i]), t, h * a->d + i);
+                oc_compare(&worst, (double)x[i], y[i], err[i] + (bf16 ? oc_b16(y[i]) : OC_U * fabs(y[i])), t, h * a->d + i);
             if (fp4) {
                 oc_hadamard(x, a->d);
                 for (int32_t i = 0; i < a->d && bf16; i++)

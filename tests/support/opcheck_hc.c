@@ -158,7 +158,7 @@ static void own_collapse(struct oc_case *c, const struct hc *a, int32_t t, const
         }
         collapsed_err[i] += 0x1p-148;
         if (a->streams.dtype == NIB_DTYPE_BF16)
-            collapsed_err[i] += OC_B16 * fabs(collapsed[i]);
+            collapsed_err[i] += oc_b16(collapsed[i]);
     }
     oc_norm_bound(collapsed, collapsed_err, a->norm_weight, (double)1e-6f, dim, y, y_err);
 }

@@ -33,7 +33,7 @@ void oc_conclude(struct oc_case *c, const struct oc_worst *w, const char *what)
 
 double oc_out_bound(const struct oc_output *o, double ref)
 {
-    return o->kind == OC_F32 ? 2 * OC_U * fabs(ref) + 0x1p-149 : OC_B16 * fabs(ref) + 0x1p-133;
+    return o->kind == OC_F32 ? 2 * OC_U * fabs(ref) + 0x1p-149 : oc_b16(ref);
 }
 
 void oc_same(struct oc_case *c, const struct oc_result *ref, const struct oc_result *got, const char *name)

@@ -120,8 +120,6 @@ static void judge_route(struct oc_case *c, const struct moe *a, const struct oc_
     }
 }
 
-static double bf16_err(double v) { return OC_B16 * fabs(v) + 0x1p-133; }
-
 /* Add one expert's output for row t to y; weight 1 and no error for the shared one. silu(g) * u is an fp32 product
  * (backend.h): where it is surely above fp32 the row must say so, close to that it may. */
 static void own_expert(struct oc_case *c, const struct moe *a, const struct oc_weight *const w[3], int32_t e, int32_t t,
@@ -136,8 +134,8 @@ static void own_expert(struct oc_case *c, const struct moe *a, const struct oc_w
         double ge, ue, g = dot(oc_operand(&a->x, w[0], t), NULL, oc_weight_row(w[0], e, i), dim, &ge);
         double u = dot(oc_operand(&a->x, w[2], t), NULL, oc_weight_row(w[2], e, i), dim, &ue);
         poisoned = poisoned || !isfinite(g) || !isfinite(u);
-        ge += bf16 ? bf16_err(g) : 0;
-        ue += bf16 ? bf16_err(u) : 0;
+        ge += bf16 ? oc_b16(g) : 0;
+        ue += bf16 ? oc_b16(u) : 0;
         g = g > limit ? limit : g;
         u = u > limit ? limit : u < -limit ? -limit : u;
         double silu = g / (1 + exp(-g));
@@ -149,7 +147,7 @@ static void own_expert(struct oc_case *c, const struct moe *a, const struct oc_w
             err[i] = err[i] * weight + weight_err * fabs(act[i]);
             act[i] *= weight;
         }
-        err[i] += bf16 ? bf16_err(act[i]) : 0;
+        err[i] += bf16 ? oc_b16(act[i]) : 0;
     }
     if (!poisoned && !unsure) {
         oc_quantise_interval(w[1]->desc.act, act, err, n_inner, low, high);
@@ -170,7 +168,7 @@ static void own_expert(struct oc_case *c, const struct moe *a, const struct oc_w
             v *= weight;
         }
         y[o] += v;
-        y_err[o] += e2 + (a->top_k + 4) * OC_U * fabs(v) + (bf16 ? bf16_err(v) : 0);
+        y_err[o] += e2 + (a->top_k + 4) * OC_U * fabs(v) + (bf16 ? oc_b16(v) : 0);
     }
 }
 
