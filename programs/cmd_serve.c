@@ -280,7 +280,8 @@ static int serve_until_signal(struct session *s, const struct serve_command *c, 
 {
     if (!serve_http_start(serve))
         return CLI_FAILED;
-    cli_note("listening on http://%s:%d", c->settings.host, (int)c->settings.port);
+    const bool v6 = strchr(c->settings.host, ':') != NULL;
+    cli_note("listening on http://%s%s%s:%d", v6 ? "[" : "", c->settings.host, v6 ? "]" : "", (int)c->settings.port);
     int code = open_engine(s, c, serve);
     if (code == CLI_OK) {
         atomic_store(&serve->ready, true);
