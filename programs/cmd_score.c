@@ -14,6 +14,8 @@
 #include "score_rows.h"
 #include "session.h"
 
+enum { NAME_WIDTH = 16 };
+
 struct score_options {
     struct cli_engine_options engine;
     const char               *file;
@@ -107,13 +109,16 @@ static int print_json(const struct score_rows *rows, const struct tally *all, co
 
 static void print_line(const char *name, const struct tally *t)
 {
-    (void)printf("%-16s %6" PRId64 " %7.4f %9.5f\n", name, t->rows, (double)t->exact / (double)t->rows,
-                 t->nll / (double)t->tokens);
+    const int width = (int)strnlen(name, NAME_WIDTH);
+
+    output_plain(name);
+    (void)printf("%*s %6" PRId64 " %7.4f %9.5f\n", NAME_WIDTH - width, "", t->rows,
+                 (double)t->exact / (double)t->rows, t->nll / (double)t->tokens);
 }
 
 static int print_table(const struct score_rows *rows, const struct tally *all, const struct tally *by_category)
 {
-    (void)printf("%-16s %6s %7s %9s\n", "category", "rows", "exact", "nll");
+    (void)printf("%-*s %6s %7s %9s\n", NAME_WIDTH, "category", "rows", "exact", "nll");
     for (size_t i = 0; i < rows->n_categories; i++)
         if (rows->category[i].name[0] && by_category[i].rows > 0)
             print_line(rows->category[i].name, &by_category[i]);

@@ -39,6 +39,16 @@ bool output_has_colour(int fd)
     return output_is_screen(fd) && !(unwanted && *unwanted);
 }
 
+void output_plain(const char *text)
+{
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        /* U+0080 to U+009F are two bytes in UTF-8, and terminals obey some of them. */
+        const bool two = c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0;
+        (void)putchar(two || *c < 0x20 || *c == 0x7f ? ' ' : *c);
+        c += two;
+    }
+}
+
 static const char *scaled(char out[32], double value, double step, const char *const *units, size_t n_units)
 {
     size_t i = 0;

@@ -19,6 +19,9 @@ int output_json(json_t *object);
 bool output_is_screen(int fd);
 bool output_has_colour(int fd);
 
+/* Print a text that came from a file: its control characters become spaces, so that none reaches the terminal. */
+void output_plain(const char *text);
+
 /* "1.5 GiB", "117 B". Returns out. */
 const char *output_bytes(char out[32], uint64_t bytes);
 

@@ -202,6 +202,11 @@ try 0 score "$dir/rows.jsonl" --json --per-category 1
 json 2 rows
 try 0 score "$dir/rows.jsonl"
 out_has 'made up'
+# A category's control characters, which a terminal would obey, are printed as spaces: ESC, BEL, DEL and U+009B.
+printf '{"category": "a\\u001b[31m\\u0007\\u007f\\u009bz\\u00e9", "prompt_ids": [0], "answer_ids": [5]}\n' >"$dir/control.jsonl"
+try 0 score "$dir/control.jsonl"
+out_has 'a [31m   zé '
+! LC_ALL=C grep -q '[[:cntrl:]]' "$dir/out" || complain "$said: a control character"
 # The same row as text: raw, nothing added.
 printf '{"prompt": "%s", "answer": "37 - 23 = 14.%s"}\n' \
     '<｜begin▁of▁sentence｜><｜User｜>What is 37 - 23?<｜Assistant｜></think>' '<｜end▁of▁sentence｜>' >"$dir/text.jsonl"
