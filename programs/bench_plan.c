@@ -69,7 +69,7 @@ static int read_shape_part(struct nib_shape *sizes, const char *part)
     const char *end = value;
     int64_t     n = read_number(&end, 1 << 20);
     if (n < 1 || *end != '\0')
-        return cli_usage("--shape: '%s' is not a whole number above 0", part);
+        return cli_usage("--shape: '%s' is not a whole number from 1 to %d", part, 1 << 20);
     *count = (int32_t)n;
     return CLI_OK;
 }

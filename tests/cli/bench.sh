@@ -68,6 +68,8 @@ refuses 2 "shape 'huge' is not known" bench --shape huge
 refuses 2 "format 'q4'" bench --shape tiny,format=q4
 refuses 2 "'layers' is not known" bench --shape tiny,layers
 refuses 2 "'layers=x' is not a whole number" bench --shape tiny,layers=x
+refuses 2 "'layers=0' is not a whole number from 1" bench --shape tiny,layers=0
+refuses 2 "'experts=99999999999999999999' is not a whole number from 1 to 1048576" bench --shape tiny,experts=99999999999999999999
 refuses 2 "7 layers, wanted 1 to 6" bench --shape tiny,layers=7
 refuses 2 "3 experts, wanted 4 to 16" bench --shape tiny,experts=3
 refuses 2 "leave out -m" bench --shape tiny -m /nowhere
