@@ -71,7 +71,7 @@ struct nib_options {
     int32_t            n_rows_max; /* rows of one step; 256 */
     int32_t            n_rollback; /* tokens that truncate can always take back; 16 */
     int32_t            n_kv_pages; /* pages of 128 tokens for all sequences together; 0: full contexts for each */
-    enum nib_act_quant act_quant;  /* auto: int8 on a cpu with VNNI, else none */
+    enum nib_act_quant act_quant;  /* auto: int8 on the cpu backend, but for NEON without dot products; else none */
     enum nib_kv        kv;         /* bf16 */
     enum nib_numerics  numerics;   /* release sets act_quant fp8 and kv fp8 and refuses others */
     bool               mtp;        /* load the MTP block and keep its state; false */

@@ -258,7 +258,7 @@ void cli_engine_options_init(struct cli_engine_options *e)
         {.name = "--cpu", .kind = CLI_KIND_CHOICE, .value = &e->cpu, .choices = cli_cpu_names,
          .help = "kernels of this level and none above it; auto: the machine's best"},
         {.name = "--act-quant", .kind = CLI_KIND_CHOICE, .value = &e->act_quant, .given = &e->act_quant_given,
-         .choices = act_quant_names, .help = "round activations before quantised weights; auto: int8 on a cpu\nwith VNNI, else none"},
+         .choices = act_quant_names, .help = "round activations before quantised weights; auto: int8 on the\ncpu backend (not on NEON without dot products), else none"},
         {.name = "--kv", .kind = CLI_KIND_CHOICE, .value = &e->kv, .given = &e->kv_given, .choices = kv_names,
          .help = "format in which context rows are kept; bf16"},
         {.name = "--numerics", .kind = CLI_KIND_CHOICE, .value = &e->numerics, .choices = numerics_names,

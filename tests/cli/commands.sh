@@ -174,7 +174,7 @@ json "#$((first + 1))" logits
 json "#$((first + 1))" mtp_logits
 json null mtp_logits 0
 json '#2048' mtp_logits 1
-for option in '--backend ref' '--cpu c' '--act-quant int8'; do
+for option in '--backend ref' '--cpu c' '--act-quant int8' '--act-quant none'; do
     # shellcheck disable=SC2086
     try 0 logits --ids "$ids" --last 2 $option
     [ "$(wc -l <"$dir/out")" -eq 3 ] || complain "$said: wanted a head and two rows"

@@ -16,6 +16,7 @@ static struct fixture open_model(const char *backend, int32_t n_ctx, int32_t n_s
     struct nib_options o;
     nib_options_init(&o);
     o.backend = backend;
+    o.act_quant = NIB_ACT_QUANT_NONE; /* ref's default, with which cpu is compared */
     o.n_threads = 1;
     o.n_ctx = n_ctx;
     o.n_seqs_max = n_seqs;

@@ -83,6 +83,7 @@ static void run(const char *folder, bool source)
     int64_t            n = 0;
     nib_options_init(&o);
     o.backend = "cpu";
+    o.act_quant = NIB_ACT_QUANT_NONE; /* what is measured is the weights */
     o.n_ctx = 1024;
     o.n_rows_max = N_IDS_MAX;
     if (nib_model_open(folder, &m, &err) != NIB_OK || nib_engine_open(m, &o, &e, &err) != NIB_OK)
