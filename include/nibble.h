@@ -624,13 +624,19 @@ enum nib_status nib_seq_fill_random(struct nib_seq *s, int32_t length, struct ni
  * The caller zeroes *m; another call with the same read_bytes betters what it holds. Takes about half a second. */
 struct nib_machine {
     double   read_gb_s;    /* read_bytes of memory, again and again: a cache counts where it holds them */
-    double   fp32_gflop_s; /* fused multiply-adds of fp32, two operations each */
-    double   int8_gop_s;   /* products of bytes, summed exactly or with saturation, two operations each */
-    uint64_t read_bytes;   /* size of what is read, at most 1 GiB */
-    int32_t  n_threads;
+    double   fp32_gflop_s; /* fused multiply-adds of fp32, two operations each; a card: products of bf16, sums fp32 */
+    double   fp8_gflop_s;  /* a card's products of FP8, if the engine has kernels of them there; else as above */
+    double   int8_gop_s;   /* products of bytes, summed exactly or with saturation, two operations each; a card: of FP4
+                              under block scales, if the engine has kernels of them there; else as above */
+    uint64_t read_bytes;   /* size of what is read, at most 1 GiB; a card: 4 GiB */
+    int32_t  n_threads;    /* a card: 0 */
 };
 enum nib_status nib_machine_measure(int32_t n_threads, uint64_t read_bytes, struct nib_machine *m,
                                     struct nib_error *err);
+/* The same of device 0 of a backend that runs on a card, by its own kernels; NIB_E_UNSUPPORTED for others. It needs
+ * memory for what is read: takes less where there is less, and in another call leaves that rate as it is. */
+enum nib_status nib_device_measure(const char *backend, uint64_t read_bytes, struct nib_machine *m,
+                                   struct nib_error *err);
 
 /* What a step did in the ops of one name, or as a whole. Bytes are those that have to be read from memory however
  * clever the op: each weight once (of experts those that were chosen), each stored row once for its sequence.
@@ -639,8 +645,8 @@ struct nib_profile_op {
     const char *name; /* "moe"; the op's name and, where it has several uses, which */
     int32_t     n_calls;
     bool        head; /* behind the layers: the last collapse and the logits */
-    double      seconds;
-    uint64_t    bytes, fp32_ops, int8_ops; /* by the arithmetic that the operands' formats allow */
+    double      seconds; /* a card: on it, each op alone */
+    uint64_t    bytes, fp32_ops, fp8_ops, int8_ops; /* by the arithmetic that the operands' formats allow */
 };
 #define NIB_PROFILE_OPS_MAX 80
 struct nib_profile {

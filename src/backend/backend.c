@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "backend/meter.h"
 #include "number/kv_rows.h"
 
 #ifdef NIB_CUDA
@@ -26,6 +27,16 @@ const struct nib_backend_api *nib_backend_find(const char *name)
         if (strcmp((*b)->name, name) == 0)
             return *b;
     }
+    return NULL;
+}
+
+const struct nib_meter *nib_meter_of(const struct nib_backend_api *api)
+{
+#ifdef NIB_CUDA
+    if (api == &nib_backend_cuda)
+        return &nib_cuda_meter;
+#endif
+    (void)api;
     return NULL;
 }
 

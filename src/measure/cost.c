@@ -16,14 +16,15 @@ uint64_t nib_matrix_bytes(enum nib_weight_type type, int32_t n_out, int32_t n_in
     return 0;
 }
 
-/* A matrix times n_rows rows. Where both sides are small integers under block scales, the products are of bytes. */
+/* A matrix times n_rows rows. Where both sides are small integers under block scales, the products are of bytes. FP8
+ * rows meet weights of 8 or 4 bits. */
 static void add_product(struct nib_cost *c, const struct nib_weight *w, uint64_t n_matrices, uint64_t n_rows)
 {
     const uint64_t ops = 2 * n_rows * (uint64_t)w->n_out * (uint64_t)w->n_in;
     const bool fp4 = w->type == NIB_WEIGHT_NVFP4 || w->type == NIB_WEIGHT_MXFP4;
     const bool integers = w->act == NIB_ACT_INT8 || (w->act == NIB_ACT_NVFP4 && fp4);
     c->bytes += n_matrices * nib_matrix_bytes(w->type, w->n_out, w->n_in);
-    *(integers ? &c->int8_ops : &c->fp32_ops) += ops;
+    *(integers ? &c->int8_ops : w->act == NIB_ACT_FP8 ? &c->fp8_ops : &c->fp32_ops) += ops;
 }
 
 static void add_floats(struct nib_cost *c, int64_t n)

@@ -6,7 +6,7 @@
 #include "engine/observe.h"
 
 struct nib_cost {
-    uint64_t bytes, fp32_ops, int8_ops;
+    uint64_t bytes, fp32_ops, fp8_ops, int8_ops;
 };
 
 /* Of an op that has run, with moe's `chosen` present. False where there is no memory or the backend fails. */

@@ -153,6 +153,7 @@ enum nib_status nib_machine_measure(int32_t n_threads, uint64_t read_bytes, stru
     struct memory memory = {.data = data, .slice = slice, .n_slices = n_slices};
     struct task   task[N_TASKS_MAX];
     run_all(task, list_tasks(&memory, m, task), threads);
+    m->fp8_gflop_s = larger(m->fp8_gflop_s, m->fp32_gflop_s); /* which FP8 rows are multiplied as */
     /* Without products of bytes those of fp32 do for them. */
     m->int8_gop_s = larger(m->int8_gop_s, m->fp32_gflop_s);
     (void)munmap(data, (size_t)bytes);

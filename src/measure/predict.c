@@ -209,7 +209,7 @@ static enum nib_status count(struct nib_stream *s, enum nib_op op, const void *a
     if (fp4_keys && cost.int8_ops > 0)
         slot->ops_share = family->fp4_keys_share;
     slot->fp4_ops += fp4_products ? cost.int8_ops : 0;
-    slot->bf16_ops += cost.fp32_ops + (fp4_products ? 0 : cost.int8_ops);
+    slot->bf16_ops += cost.fp32_ops + cost.fp8_ops + (fp4_products ? 0 : cost.int8_ops);
     return NIB_OK;
 }
 

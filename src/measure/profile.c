@@ -3,6 +3,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "backend/meter.h"
 #include "measure/cost.h"
 
 enum { N_USES = 4, N_SLOTS = NIB_OP_SLOTS };
@@ -99,8 +100,36 @@ static enum nib_status count(struct profiler *p, struct nib_stream *s, enum nib_
         return status;
     slot->bytes += cost.bytes;
     slot->fp32_ops += cost.fp32_ops;
+    slot->fp8_ops += cost.fp8_ops;
     slot->int8_ops += cost.int8_ops;
     return NIB_OK;
+}
+
+/* One op for a meter. */
+struct call {
+    const struct nib_ops *ops;
+    enum nib_op           op;
+    const void           *args;
+};
+
+static enum nib_status run_call(struct nib_stream *s, void *data)
+{
+    const struct call *c = data;
+    return nib_op_call(c->ops, c->op, s, c->args);
+}
+
+static enum nib_status take_time(struct profiler *p, struct nib_stream *s, struct call *c, double *took)
+{
+    const struct nib_backend_api *api = p->engine->rank.api;
+    const struct nib_meter *meter = nib_meter_of(api);
+    if (meter)
+        return meter->time(s, run_call, c, took);
+    const double start = seconds();
+    enum nib_status status = run_call(s, c);
+    if (status == NIB_OK)
+        status = api->synchronise(s);
+    *took = seconds() - start;
+    return status;
 }
 
 static enum nib_status observe(struct nib_stream *s, enum nib_op op, const void *args)
@@ -112,11 +141,9 @@ static enum nib_status observe(struct nib_stream *s, enum nib_op op, const void 
     slot->n_calls++;
     if (p->count)
         return count(p, s, op, args, slot);
-    const double start = seconds();
-    enum nib_status status = nib_op_call(p->inner, op, s, args);
-    if (status == NIB_OK)
-        status = p->engine->rank.api->synchronise(s);
-    slot->seconds += seconds() - start;
+    double took = 0;
+    const enum nib_status status = take_time(p, s, &(struct call){p->inner, op, args}, &took);
+    slot->seconds += took;
     return status;
 }
 

@@ -84,11 +84,14 @@ static uint64_t sum_bytes(const struct nib_profile *p)
     return sum;
 }
 
-static uint64_t sum_ops(const struct nib_profile *p, bool int8_only)
+enum { FP32 = 1, FP8 = 2, INT8 = 4, ALL = FP32 | FP8 | INT8 };
+
+static uint64_t sum_ops(const struct nib_profile *p, int kinds)
 {
     uint64_t sum = 0;
     for (int32_t i = 0; i < p->n_ops; i++)
-        sum += p->op[i].int8_ops + (int8_only ? 0 : p->op[i].fp32_ops);
+        sum += (kinds & FP32 ? p->op[i].fp32_ops : 0) + (kinds & FP8 ? p->op[i].fp8_ops : 0) +
+               (kinds & INT8 ? p->op[i].int8_ops : 0);
     return sum;
 }
 
@@ -141,8 +144,8 @@ static void test_first_token(void **unused)
             const struct nib_profile p = count(&b, n_seqs, 1, 5);
             expect(b.model, (uint64_t)n_seqs, &bytes, &ops);
             assert_int_equal(sum_bytes(&p), bytes);
-            assert_int_equal(sum_ops(&p, false), ops);
-            assert_int_equal(sum_ops(&p, true), 0);
+            assert_int_equal(sum_ops(&p, FP32), ops);
+            assert_int_equal(sum_ops(&p, FP8 | INT8), 0);
             assert_int_equal(nib_seq_truncate(b.seq[0], 0), NIB_OK);
             assert_int_equal(nib_seq_truncate(b.seq[1], 0), NIB_OK);
         }
@@ -163,8 +166,32 @@ static void test_integer_products(void **unused)
         if (strcmp(t.format, "nvfp4") == 0 && (strcmp(t.family, "experts") != 0 || strstr(t.name, "experts.0.")))
             four_bit += 2 * (uint64_t)(t.shape[0] * t.shape[1]) * (strcmp(t.family, "experts") == 0 ? TOP_K : 1);
     assert_int_equal(sum_bytes(&p), bytes);
-    assert_int_equal(sum_ops(&p, false), ops);
-    assert_int_equal(sum_ops(&p, true), four_bit);
+    assert_int_equal(sum_ops(&p, ALL), ops);
+    assert_int_equal(sum_ops(&p, INT8), four_bit);
+    assert_int_equal(sum_ops(&p, FP8), 0);
+    close_bed(&b);
+}
+
+/* FP8 rows meet weights of 8 and 4 bits, but for o_a, which always takes plain ones. */
+static void test_fp8_products(void **unused)
+{
+    (void)unused;
+    struct bed b = open_bed("official", EXPERTS, NIB_ACT_QUANT_FP8, 1024);
+    struct nib_tensor_info t;
+    uint64_t bytes, ops, narrow = 0;
+    const struct nib_profile p = count(&b, 1, 1, 5);
+    expect(b.model, 1, &bytes, &ops);
+    for (int64_t i = 0; nib_model_get_tensor(b.model, i, &t); i++) {
+        const bool expert = strcmp(t.family, "experts") == 0;
+        if ((strcmp(t.format, "fp8") == 0 || strcmp(t.format, "mxfp4") == 0) && !strstr(t.name, "wo_a") &&
+            (!expert || strstr(t.name, "experts.0.")))
+            narrow += 2 * (uint64_t)(t.shape[0] * t.shape[1]) * (expert ? TOP_K : 1);
+    }
+    assert_true(narrow > 0);
+    assert_int_equal(sum_bytes(&p), bytes);
+    assert_int_equal(sum_ops(&p, ALL), ops);
+    assert_int_equal(sum_ops(&p, FP8), narrow);
+    assert_int_equal(sum_ops(&p, INT8), 0);
     close_bed(&b);
 }
 
@@ -324,6 +351,7 @@ static void test_machine(void **unused)
     assert_int_equal(m.n_threads, 1);
     assert_int_equal(m.read_bytes, 1 << 20);
     assert_true(m.read_gb_s > 0 && m.fp32_gflop_s > 0 && m.int8_gop_s >= m.fp32_gflop_s);
+    assert_true(m.fp8_gflop_s == m.fp32_gflop_s);
     /* Figures that no machine reaches stay. */
     m.read_gb_s = m.fp32_gflop_s = m.int8_gop_s = 1e9;
     assert_int_equal(nib_machine_measure(1, 1 << 20, &m, &err), NIB_OK);
@@ -333,7 +361,7 @@ static void test_machine(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_first_token),       cmocka_unit_test(test_integer_products),
+        cmocka_unit_test(test_first_token),       cmocka_unit_test(test_integer_products), cmocka_unit_test(test_fp8_products),
         cmocka_unit_test(test_shared_experts),    cmocka_unit_test(test_context),
         cmocka_unit_test(test_completed_entries), cmocka_unit_test(test_fill),
         cmocka_unit_test(test_bad_shapes),        cmocka_unit_test(test_published_sizes),
