@@ -38,7 +38,7 @@ struct bench_row {
     int32_t          context, batch;
     int32_t          n_tokens, n_calls; /* of the step; of the op */
     double           seconds;           /* the best */
-    uint64_t         bytes, fp32_ops, int8_ops;
+    uint64_t         bytes, fp32_ops, fp8_ops, int8_ops;
 };
 
 /* A share of a whole step that no op accounts for. */
@@ -59,7 +59,7 @@ struct bench_result {
     struct nib_options    engine; /* as resolved */
     struct nib_machine    machine;
     bool                  raised; /* the machine's limits, to what a step did */
-    bool                  is_device; /* steps run there as a whole: neither its limits nor its ops' times are known */
+    bool                  is_device; /* a card: steps run there as a whole, and ops are timed apart from them */
     struct bench_row     *row;
     int                   n_rows;
     struct bench_outside *outside;
@@ -90,9 +90,16 @@ int bench_plan(const struct bench_options *o, const struct nib_model *m, struct 
 int bench_measure(const struct bench_options *o, struct nib_engine *e, int32_t vocab, const struct bench_case *c,
                   struct bench_result *result);
 
+/* All kinds of operations. */
+uint64_t bench_ops(const struct bench_row *r);
+
 /* How near a row came to what the machine can do, at most 1: the time that the limiting one of bytes and operations
- * takes at least, over the time it took. 0 where the limits are not known. */
+ * takes at least, over the time it took. */
 double bench_share(const struct nib_machine *m, const struct bench_row *r, bool *by_bytes);
+
+/* Better result->machine by what the processor, or with is_device the card, does at most. read_bytes: as
+ * nib_machine_measure() has them. Returns an exit code. */
+int bench_measure_machine(struct bench_result *result, int32_t n_threads, uint64_t read_bytes);
 
 /* Make sure that no share is above 1: measure the machine again where one is, and if that does not help, believe the
  * step. */

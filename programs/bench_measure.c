@@ -76,13 +76,15 @@ static enum nib_status whole_step(struct setting *s, struct nib_profile *out, st
     return status;
 }
 
-/* One step, taken back. */
-static int step(struct setting *s, bool count, struct nib_profile *out)
+/* One step, taken back: counted, or timed as a whole or by its ops. */
+enum how { COUNTED, WHOLE, BY_OPS };
+
+static int step(struct setting *s, enum how how, struct nib_profile *out)
 {
     struct nib_error err = {0};
-    enum nib_status  status = s->is_device && !count
+    enum nib_status  status = how == WHOLE
                                   ? whole_step(s, out, &err)
-                                  : nib_step_profile(s->engine, &s->batch, s->logits, count, out, &err);
+                                  : nib_step_profile(s->engine, &s->batch, s->logits, how == COUNTED, out, &err);
 
     for (int32_t i = 0; i < s->c->batch && status == NIB_OK; i++)
         status = nib_seq_truncate(s->seq[i], s->c->n_held);
@@ -124,16 +126,16 @@ static void take_better(struct best *b, const struct nib_profile *p, bool first)
         b->op[i] = first ? p->op[i].seconds : smaller(b->op[i], p->op[i].seconds);
 }
 
-static int time_steps(struct setting *s, int32_t repeat, struct best *best)
+static int time_steps(struct setting *s, enum how how, int32_t repeat, struct best *best)
 {
     struct nib_profile p;
     double             spent = 0;
-    int                code = step(s, false, &p); /* not counted: pages and caches are cold */
+    int                code = step(s, how, &p); /* not counted: pages and caches are cold */
 
     for (int32_t i = 0; code == CLI_OK; i++) {
         if (repeat > 0 ? i >= repeat : i >= N_MOST || (i >= N_LEAST && spent >= SECONDS_LEAST))
             break;
-        code = step(s, false, &p);
+        code = step(s, how, &p);
         if (code != CLI_OK)
             break;
         take_better(best, &p, i == 0);
@@ -170,6 +172,7 @@ static int add_parts(const struct bench_options *o, const struct bench_case *c, 
                 continue;
             row.bytes += op->bytes;
             row.fp32_ops += op->fp32_ops;
+            row.fp8_ops += op->fp8_ops;
             row.int8_ops += op->int8_ops;
         }
         code = add_row(result, &row);
@@ -185,12 +188,12 @@ static int add_ops(const struct bench_case *c, const struct nib_profile *counts,
     for (int32_t i = 0; i < counts->n_ops && code == CLI_OK; i++) {
         const struct nib_profile_op *op = &counts->op[i];
         /* Where nothing had to be done, such as selecting from few entries, there is no share. */
-        if (op->bytes + op->fp32_ops + op->int8_ops == 0)
+        if (op->bytes + op->fp32_ops + op->fp8_ops + op->int8_ops == 0)
             continue;
         const struct bench_row row = {.phase = c->phase, .part = op->head ? BENCH_HEAD : BENCH_LAYERS, .op = op->name,
                                       .context = c->context, .batch = c->batch, .n_tokens = c->n_rows,
                                       .n_calls = op->n_calls, .seconds = best->op[i], .bytes = op->bytes,
-                                      .fp32_ops = op->fp32_ops, .int8_ops = op->int8_ops};
+                                      .fp32_ops = op->fp32_ops, .fp8_ops = op->fp8_ops, .int8_ops = op->int8_ops};
         code = add_row(result, &row);
     }
     return code;
@@ -212,31 +215,36 @@ int bench_measure(const struct bench_options *o, struct nib_engine *e, int32_t v
 {
     struct setting     s;
     struct nib_profile counts;
-    struct best        best = {0};
+    struct best        best = {0}, single = {0};
 
     int code = open_setting(&s, e, vocab, c, o->part != BENCH_LAYERS);
     s.is_device = result->is_device;
     if (code == CLI_OK)
-        code = step(&s, true, &counts);
+        code = step(&s, COUNTED, &counts);
     if (code == CLI_OK)
-        code = time_steps(&s, o->repeat, &best);
+        code = time_steps(&s, s.is_device ? WHOLE : BY_OPS, o->repeat, &best);
+    if (code == CLI_OK && s.is_device && o->ops)
+        code = time_steps(&s, BY_OPS, o->repeat, &single);
     close_setting(&s);
     if (code == CLI_OK)
         code = add_parts(o, c, &counts, &best, result);
     if (code == CLI_OK && o->ops)
-        code = add_ops(c, &counts, &best, result);
+        code = add_ops(c, &counts, s.is_device ? &single : &best, result);
     return code == CLI_OK && !result->is_device ? add_outside(result, c, best.outside) : code;
 }
 
 /* ---- Shares ---- */
 
+uint64_t bench_ops(const struct bench_row *r)
+{
+    return r->fp32_ops + r->fp8_ops + r->int8_ops;
+}
+
 double bench_share(const struct nib_machine *m, const struct bench_row *r, bool *by_bytes)
 {
-    *by_bytes = true;
-    if (m->read_gb_s == 0)
-        return 0;
     const double bytes = 1e-9 * (double)r->bytes / m->read_gb_s;
-    const double ops = 1e-9 * ((double)r->fp32_ops / m->fp32_gflop_s + (double)r->int8_ops / m->int8_gop_s);
+    const double ops = 1e-9 * ((double)r->fp32_ops / m->fp32_gflop_s + (double)r->fp8_ops / m->fp8_gflop_s +
+                               (double)r->int8_ops / m->int8_gop_s);
 
     *by_bytes = bytes >= ops;
     return r->seconds > 0 ? (bytes > ops ? bytes : ops) / r->seconds : 0;
@@ -259,22 +267,29 @@ static const struct bench_row *worst(const struct bench_result *result, bool *by
     return found;
 }
 
+int bench_measure_machine(struct bench_result *result, int32_t n_threads, uint64_t read_bytes)
+{
+    struct nib_error      err = {0};
+    const enum nib_status status = result->is_device
+                                       ? nib_device_measure("cuda", read_bytes, &result->machine, &err)
+                                       : nib_machine_measure(n_threads, read_bytes, &result->machine, &err);
+
+    return status == NIB_OK ? CLI_OK : session_fail(status, &err);
+}
+
 int bench_settle(struct bench_result *result)
 {
     struct nib_machine *m = &result->machine;
-    struct nib_error    err = {0};
     double              share;
     bool                by_bytes;
 
-    if (result->is_device)
-        return CLI_OK;
     /* Once more in any case: what else the machine did at the start may have stopped. */
     for (int i = 0; i < 4; i++) {
         if (i > 0 && !worst(result, &by_bytes, &share))
             return CLI_OK;
-        enum nib_status status = nib_machine_measure(m->n_threads, m->read_bytes, m, &err);
-        if (status != NIB_OK)
-            return session_fail(status, &err);
+        const int code = bench_measure_machine(result, m->n_threads, m->read_bytes);
+        if (code != CLI_OK)
+            return code;
     }
     while (worst(result, &by_bytes, &share)) {
         result->raised = true;
@@ -284,6 +299,7 @@ int bench_settle(struct bench_result *result)
             m->read_gb_s *= share;
         } else {
             m->fp32_gflop_s *= share;
+            m->fp8_gflop_s *= share;
             m->int8_gop_s *= share;
         }
     }

@@ -51,17 +51,20 @@ static void print_head(const struct bench_result *r)
     char                      bytes[32];
 
     (void)printf("%s\n", r->model);
-    (void)printf("  engine   %s, %d threads", r->engine.backend, m->n_threads);
+    (void)printf("  engine   %s", r->engine.backend);
+    if (!r->is_device)
+        (void)printf(", %d threads", m->n_threads);
     if ((size_t)r->engine.act_quant < sizeof act / sizeof act[0])
         (void)printf(", activations %s", act[r->engine.act_quant]);
     if ((size_t)r->engine.kv < sizeof kv / sizeof kv[0])
         (void)printf(", context rows %s", kv[r->engine.kv]);
+    (void)printf("\n  machine  %.1f GB/s over %s, ", m->read_gb_s, output_bytes(bytes, m->read_bytes));
     if (r->is_device)
-        (void)printf("\n  machine  a device, whose limits are not measured here\n");
+        (void)printf("%.1f TFLOP/s bf16, %.1f fp8, %.1f fp4", 1e-3 * m->fp32_gflop_s, 1e-3 * m->fp8_gflop_s,
+                     1e-3 * m->int8_gop_s);
     else
-        (void)printf("\n  machine  %.1f GB/s over %s, %.1f GFLOP/s fp32, %.1f GOP/s int8%s\n", m->read_gb_s,
-                 output_bytes(bytes, m->read_bytes), m->fp32_gflop_s, m->int8_gop_s,
-                 r->raised ? " (raised to what a step did)" : "");
+        (void)printf("%.1f GFLOP/s fp32, %.1f GOP/s int8", m->fp32_gflop_s, m->int8_gop_s);
+    (void)printf("%s\n", r->raised ? " (raised to what a step did)" : "");
     (void)printf("  context rows above 0 are random numbers, not a computed prompt\n\n");
 }
 
@@ -73,8 +76,8 @@ static void print_row(const struct nib_machine *m, const struct bench_row *r)
 
     (void)printf("%-8s%-7s%8s%6d%12.1f%11.3f%12s%12s  %-6s%5.1f %%  %s\n", bench_phase_names[r->phase],
                  bench_part_names[r->part], context_text(context, r->context), r->batch, tokens_per_s(r),
-                 1e3 * r->seconds, output_bytes(bytes, r->bytes), ops_text(ops, r->fp32_ops + r->int8_ops),
-                 share <= 0 ? "-" : by_bytes ? "bytes" : "ops", 100 * share, r->op ? r->op : "");
+                 1e3 * r->seconds, output_bytes(bytes, r->bytes), ops_text(ops, bench_ops(r)),
+                 by_bytes ? "bytes" : "ops", 100 * share, r->op ? r->op : "");
 }
 
 int bench_print_text(const struct bench_result *r)
@@ -109,7 +112,7 @@ int bench_print_csv(const struct bench_result *r)
         double                  share = bench_share(&r->machine, row, &by_bytes);
         (void)printf("%s,%s,%s,%d,%d,%.9g,%llu,%llu,%s,%.9g\n", row->op ? "op" : bench_phase_names[row->phase],
                      bench_part_names[row->part], op_name(name, row), row->context, row->batch, tokens_per_s(row),
-                     (unsigned long long)row->bytes, (unsigned long long)(row->fp32_ops + row->int8_ops),
+                     (unsigned long long)row->bytes, (unsigned long long)bench_ops(row),
                      by_bytes ? "bytes" : "ops", share);
     }
     return CLI_OK;
@@ -127,7 +130,7 @@ static json_t *row_json(const struct nib_machine *m, const struct bench_row *r)
                      r->op ? "op" : bench_phase_names[r->phase], "part", bench_part_names[r->part], "op",
                      r->op ? json_string(op_name(name, r)) : json_null(), "context", r->context, "batch", r->batch,
                      "tokens_per_s", output_real(tokens_per_s(r)), "bytes", (json_int_t)r->bytes, "ops",
-                     (json_int_t)(r->fp32_ops + r->int8_ops), "limit", by_bytes ? "bytes" : "ops", "share",
+                     (json_int_t)bench_ops(r), "limit", by_bytes ? "bytes" : "ops", "share",
                      output_real(share));
 }
 
@@ -161,10 +164,11 @@ int bench_print_json(const struct bench_result *r)
 
     for (int i = 0; i < r->n_rows; i++)
         (void)json_array_append_new(rows, row_json(m, &r->row[i]));
-    return output_json(json_pack("{s:{s:o, s:o, s:o}, s:o, s:s, s:s, s:i, s:I, s:b, s:o, s:o}", "machine", "read_gb_s",
-                                 output_real(m->read_gb_s), "fp32_gflop_s", output_real(m->fp32_gflop_s), "int8_gop_s",
-                                 output_real(m->int8_gop_s), "rows", rows, "model", r->model, "backend",
-                                 r->engine.backend, "threads", m->n_threads, "machine_read_bytes",
-                                 (json_int_t)m->read_bytes, "machine_raised", r->raised, "outside_of_ops",
-                                 outside_json(r), "left_out", skipped_json(r)));
+    json_t *machine = json_pack("{s:o, s:o, s:o, s:o}", "read_gb_s", output_real(m->read_gb_s), "fp32_gflop_s",
+                                output_real(m->fp32_gflop_s), "fp8_gflop_s", output_real(m->fp8_gflop_s), "int8_gop_s",
+                                output_real(m->int8_gop_s));
+    return output_json(json_pack("{s:o, s:o, s:s, s:s, s:i, s:I, s:b, s:o, s:o}", "machine", machine, "rows", rows,
+                                 "model", r->model, "backend", r->engine.backend, "threads", m->n_threads,
+                                 "machine_read_bytes", (json_int_t)m->read_bytes, "machine_raised", r->raised,
+                                 "outside_of_ops", outside_json(r), "left_out", skipped_json(r)));
 }

@@ -148,7 +148,6 @@ static int settle_backend(const struct session *s, struct nib_options *options)
 static int measure_all(struct session *s, const struct bench_options *o, struct bench_result *result)
 {
     struct nib_options options;
-    struct nib_error   err = {0};
     struct bench_case *cases = calloc(BENCH_CASES_MAX, sizeof *cases);
     int                n_cases = 0;
 
@@ -156,18 +155,14 @@ static int measure_all(struct session *s, const struct bench_options *o, struct 
     if (code == CLI_OK)
         code = settle_backend(s, &options);
     result->is_device = code == CLI_OK && strcmp(options.backend, "cuda") == 0;
-    if (result->is_device && (o->ops || o->part == BENCH_LAYERS || o->part == BENCH_HEAD))
-        code = cli_usage("--backend cuda: a step runs as a whole there; wanted no --ops and --part all, or --backend cpu");
+    if (result->is_device && (o->part == BENCH_LAYERS || o->part == BENCH_HEAD))
+        code = cli_usage("--backend cuda: a step runs as a whole there; wanted --part all, or --backend cpu");
     if (code == CLI_OK)
         code = bench_plan(o, s->model, &options, cases, &n_cases, result);
-    if (code == CLI_OK && result->is_device)
+    if (code == CLI_OK) /* what the smallest step reads: where it fits into a cache, so does the measured memory */
+        code = bench_measure_machine(result, options.n_threads, s->info->bytes_per_token);
+    if (code == CLI_OK)
         code = open_engine(s, &options);
-    if (code == CLI_OK && !result->is_device) {
-        /* What the smallest step reads: where it fits into a cache, so does the measured memory. */
-        enum nib_status status =
-            nib_machine_measure(options.n_threads, s->info->bytes_per_token, &result->machine, &err);
-        code = status == NIB_OK ? open_engine(s, &options) : session_fail(status, &err);
-    }
     if (code == CLI_OK) {
         result->engine = *nib_engine_options(s->engine);
         for (int i = 0; i < n_cases && code == CLI_OK; i++)

@@ -36,8 +36,8 @@ try 0 bench --shape tiny,layers=2,experts=8,format=official $quick --phase decod
 json "random tiny, 2 layers, 8 experts, official" model
 json cpu backend
 json 2 threads
-json '#3' machine
-for key in read_gb_s fp32_gflop_s int8_gop_s; do
+json '#4' machine
+for key in read_gb_s fp32_gflop_s fp8_gflop_s int8_gop_s; do
     "$json_get" machine $key <"$dir/out" | grep -q '^[1-9]' || complain "$said: no machine $key"
 done
 json '#3' rows
@@ -80,7 +80,6 @@ refuses 2 "exclude each other" bench --csv --json
 refuses 2 "--phase: 'all' is not known" bench --phase all
 refuses 2 "--rows: 2000 is out of range" bench --rows 2000
 refuses 2 "unknown option '--trace'" bench --trace x
-refuses 2 "a step runs as a whole there" bench --shape tiny $quick --backend cuda --ops
 refuses 2 "a step runs as a whole there" bench --shape tiny $quick --backend cuda --part head
 refuses 2 "--svg draws whole steps" bench --shape tiny $quick --phase decode --context 0 --batch 1 --part head --csv --svg "$dir/none.svg"
 refuses 1 "layers=N and experts=N make a shape smaller" bench --shape pro $quick --context 0 --batch 1

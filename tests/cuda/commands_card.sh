@@ -12,23 +12,32 @@ has() {
 
 quick="--shape tiny --repeat 1 --rows 8 --context 0,1K --batch 1,2"
 
-# ---- The forms of a result: 4 decode steps and 2 prompts, no share since a card's limits are not measured ----
+# ---- The forms of a result: 4 decode steps and 2 prompts, with shares that can be ----
 try 0 bench $quick --backend cuda --json --svg "$dir/plot.svg"
 has '"backend": *"cuda"'
 [ "$(grep -o '"tokens_per_s": *[1-9]' "$dir/out" | wc -l)" -eq 6 ] || complain "$said: not 6 speeds"
 [ "$(grep -o '"part": *"all"' "$dir/out" | wc -l)" -eq 6 ] || complain "$said: not 6 whole steps"
 grep -q '^<svg xmlns' "$dir/plot.svg" && grep -q '^</svg>$' "$dir/plot.svg" || complain "$said: no picture"
 grep -q '>decode, batch 2<' "$dir/plot.svg" || complain "$said: the picture does not name its line"
-try 0 bench $quick --backend cuda --csv
+for key in read_gb_s fp32_gflop_s fp8_gflop_s int8_gop_s; do
+    grep -q "\"$key\": *[1-9]" "$dir/out" || complain "$said: no machine $key"
+done
+try 0 bench $quick --backend cuda --ops --csv
 awk -F, 'NR == 1 {
         if ($0 != "phase,part,op,context,batch,tokens_per_s,bytes,ops,limit,share") print "names: " $0
         next
     }
-    NF != 10 || $2 != "all" || !($6 > 0) || !($7 > 0) { print "line: " $0 }
-    { lines[$1]++ }
+    NF != 10 || !($6 > 0) { print "line: " $0 }
+    !($10 > 0 && $10 <= 1) { print "share: " $0 }
+    { step = ($1 == "prefill" || $3 ~ /^prefill\// ? "prefill" : "decode") " " $4 " " $5 }
+    $1 == "op" { bytes[step] += $7; ops[step] += $8; next }
+    $2 != "all" || !($7 > 0) { print "line: " $0 }
+    { lines[$1]++; all[step] = $7; all_ops[step] = $8 }
     END {
         if (lines["decode"] != 4 || lines["prefill"] != 2)
             print "lines: " lines["decode"] " and " lines["prefill"]
+        for (s in all)
+            if (all[s] != bytes[s] || all_ops[s] != ops[s]) print "ops of " s ": " bytes[s] " of " all[s]
     }' \
     "$dir/out" >"$dir/wrong"
 [ ! -s "$dir/wrong" ] || complain "$said: $(cat "$dir/wrong")"
@@ -38,7 +47,7 @@ try 0 bench $quick --json
 has '"backend": *"cuda"'
 try 0 bench $quick --backend cpu --threads 1 --json
 has '"backend": *"cpu"'
-try 2 bench $quick --ops
+try 2 bench $quick --part head
 grep -q 'a step runs as a whole there' "$dir/err" || complain "$said: $(cat "$dir/err")"
 
 # ---- Another process has the memory: a sentence before anything is loaded, and it works once the memory is back ----
