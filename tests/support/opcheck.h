@@ -35,6 +35,7 @@ struct oc_case {
     bool             deep; /* --columns many: rows as wide as a model's on tiles only, in bf16, likewise */
     /* --format nvfp4, fp8: such rows, of NVFP4 weights, or of FP8 and MXFP4 ones, where a check has them; PLAIN: any. */
     enum nib_act_format format;
+    bool             unit_scales; /* of quantised rows and weights: sums of such values are exact */
     bool             failed;
     int64_t         *n_checks;
     struct oc_block *memory;

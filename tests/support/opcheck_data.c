@@ -122,6 +122,15 @@ struct oc_act oc_act_new(struct oc_case *c, const struct oc_mat *plain, enum nib
         for (int64_t i = 0; i < cols; i++)
             x[i] = (float)plain->value[r * cols + i];
         oc_quantise(format, x, cols, codes, scales, &a.row_scale[r]);
+        if (c->unit_scales) {
+            const float one = 1;
+            a.row_scale[r] = one;
+            if (format == NIB_ACT_INT8)
+                for (int64_t i = 0; i < a.scales_stride; i += 4)
+                    memcpy(scales + i, &one, 4);
+            else
+                memset(scales, format == NIB_ACT_NVFP4 ? 0x38 : 0x7f, (size_t)a.scales_stride);
+        }
         oc_dequantise(format, codes, scales, a.row_scale[r], cols, a.value + r * cols);
     }
     return a;
@@ -154,7 +163,9 @@ static void fill_quantised(struct oc_case *c, enum nib_weight_type type, int64_t
             data[i] = 0x3c;
     }
     for (int64_t i = 0; i < n_scales; i++) {
-        if (type == NIB_WEIGHT_NVFP4)
+        if (c->unit_scales)
+            scales[i] = type == NIB_WEIGHT_NVFP4 ? 0x38 : 0x7f;
+        else if (type == NIB_WEIGHT_NVFP4)
             scales[i] = (uint8_t)(extremes ? oc_range(c, 0, 0x7e) : oc_range(c, 0x28, 0x48));
         else
             scales[i] = (uint8_t)(extremes ? oc_pick(c, 5, (const int32_t[]){0, 1, 100, 127, 140})
@@ -205,7 +216,7 @@ struct oc_weight *oc_weight_new(struct oc_case *c, enum nib_weight_type type, en
         uint8_t *data = (uint8_t *)oc_new(c, (size_t)n_codes + 8) + oc_range(c, 0, 7);
         uint8_t *scales = oc_new(c, (size_t)n_scales + 1);
         double  *value = w->value + s * n;
-        float    global = type == NIB_WEIGHT_NVFP4 ? (float)exp(-8 * oc_uniform(c)) : 1;
+        float    global = type == NIB_WEIGHT_NVFP4 && !c->unit_scales ? (float)exp(-8 * oc_uniform(c)) : 1;
         if (n_scales)
             fill_quantised(c, type, n_out, n_in, data, n_codes, scales, n_scales, value);
         else

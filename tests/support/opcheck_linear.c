@@ -119,6 +119,24 @@ static void run_linear(struct oc_run *r, const void *data, int32_t step)
     }
 }
 
+/* Codes of 4 or 8 bits with scales of 1: multiples of 1/4 below 2^20, which every order of sums gives exactly. */
+static void judge_exact(struct oc_case *c, const struct linear *l, int32_t i, const struct oc_output *ref,
+                        const struct oc_output *got)
+{
+    struct oc_worst of_ref = {0}, of_got = {0};
+    for (int32_t t = 0; t < l->x.rows; t++)
+        for (int32_t o = 0; o < l->w[i]->desc.n_out; o++) {
+            const double *x = oc_operand(&l->x, l->w[i], t), *w = oc_weight_row(l->w[i], 0, o);
+            double        sum = 0;
+            for (int32_t k = 0; k < l->x.cols; k++)
+                sum += x[k] * w[k];
+            oc_compare(&of_ref, oc_at(ref, t, o), sum, 0, t, o);
+            oc_compare(&of_got, oc_at(got, t, o), sum, 0, t, o);
+        }
+    oc_conclude(c, &of_ref, "ref's exact sum");
+    oc_conclude(c, &of_got, "exact sum");
+}
+
 static void judge_linear(struct oc_case *c, const void *data, const struct oc_result *ref, const struct oc_result *got)
 {
     const struct linear *l = data;
@@ -126,6 +144,10 @@ static void judge_linear(struct oc_case *c, const void *data, const struct oc_re
         const struct oc_weight *w = l->w[i];
         const struct oc_output *y = oc_find(got, y_names[i]), *want = oc_find(ref, y_names[i]);
         struct oc_worst         worst = {0};
+        if (c->unit_scales && w->desc.act != NIB_ACT_PLAIN) {
+            judge_exact(c, l, i, want, y);
+            continue;
+        }
         for (int32_t t = 0; t < l->x.rows; t++)
             for (int32_t o = 0; o < w->desc.n_out; o++) {
                 double v = oc_at(want, t, o);
@@ -196,6 +218,10 @@ void oc_check_linear(struct oc_case *c)
             n_in = (n_in + 127) / 128 * 128;
     }
     struct oc_mat plain = oc_mat_new(c, dtype, n, n_in, 1, oc_chance(c, c->format != NIB_ACT_PLAIN ? 0.5 : 0.15));
+    c->unit_scales = (type == NIB_WEIGHT_NVFP4 || type == NIB_WEIGHT_MXFP4) &&
+                     (act == NIB_ACT_NVFP4 || act == NIB_ACT_INT8) && oc_chance(c, 0.4);
+    if (c->unit_scales)
+        l.dtype = NIB_DTYPE_F32;
     l.x = oc_act_new(c, &plain, act, true);
     for (int32_t i = 0; i < l.n_weights; i++) {
         /* Beside the first weight, some that take the plain rows. */
