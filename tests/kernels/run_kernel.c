@@ -1,5 +1,6 @@
-/* Runs one hot kernel of the cpu backend a number of times, to have its instructions counted: run_kernel NAME TIMES.
- * Data are fixed; a tile is 32 outputs of 4096 channels. With no arguments it prints the names. */
+/* Runs one hot kernel of the cpu backend a number of times, to have its instructions or its reads counted:
+ * run_kernel NAME TIMES [TILES [ROWS]]. Data are fixed; a tile is 32 outputs of 4096 channels, and TILES of them, one if
+ * not given, are taken one after the other each time. With no arguments it prints the names. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,11 +29,11 @@ static float *floats(size_t n)
     return p;
 }
 
-static void run_tile(enum nib_weight_type type, bool codes, int32_t n_rows, int times)
+static void run_tile(enum nib_weight_type type, bool codes, int32_t n_rows, int times, int32_t n_tiles)
 {
     /* Scale bytes near 1 in both formats. */
-    struct nib_cpu_matrix w = {type, NIB_CPU_TILE_OUTS, N_IN, NULL, NULL, 0, 0, 1};
-    const int32_t         panels = NIB_CPU_TILE_OUTS / NIB_CPU_PANEL, values = NIB_CPU_PANEL * N_IN;
+    struct nib_cpu_matrix w = {type, n_tiles * NIB_CPU_TILE_OUTS, N_IN, NULL, NULL, 0, 0, 1};
+    const int32_t         panels = n_tiles * NIB_CPU_TILE_OUTS / NIB_CPU_PANEL, values = NIB_CPU_PANEL * N_IN;
     w.codes_stride = type == NIB_WEIGHT_BF16 ? 2 * values : type == NIB_WEIGHT_FP8 ? values : values / 2;
     w.scales_stride = type == NIB_WEIGHT_NVFP4 ? values / 16 : type == NIB_WEIGHT_FP8 ? N_IN / 128 : values / 32;
     w.codes = filled((size_t)(panels * w.codes_stride), 0x30, 16);
@@ -50,8 +51,10 @@ static void run_tile(enum nib_weight_type type, bool codes, int32_t n_rows, int 
     }
     float              *work = floats(NIB_CPU_TILE_WORK), *y = floats(NIB_CPU_TILE_ROWS * NIB_CPU_TILE_OUTS);
     struct nib_cpu_tile t = {&w, 0, NIB_CPU_TILE_OUTS, n_rows, x, xi, y, work};
-    for (int i = 0; i < times; i++)
+    for (int32_t i = 0; i < times * n_tiles; i++) {
+        t.out = i % n_tiles * NIB_CPU_TILE_OUTS;
         (codes ? k.tile_codes : k.tile_plain)(&t);
+    }
 }
 
 static void run_attention(int times)
@@ -94,7 +97,8 @@ int main(int argc, char **argv)
         else if (strcmp(argv[1], kernels[i].name) != 0)
             continue;
         else if (kernels[i].n_rows)
-            run_tile(kernels[i].type, kernels[i].codes, kernels[i].n_rows, atoi(argv[2]));
+            run_tile(kernels[i].type, kernels[i].codes, argc > 4 ? atoi(argv[4]) : kernels[i].n_rows, atoi(argv[2]),
+                     argc > 3 ? atoi(argv[3]) : 1);
         else
             run_attention(atoi(argv[2]));
     }
