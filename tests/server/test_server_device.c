@@ -44,10 +44,31 @@ static void check_log(const char *path)
         fail_msg("the log does not say what failed:\n%s", text);
 }
 
+/* A question asked after the device is lost, on a connection that was there before. For half a second nobody has looked
+ * yet, and then the server is shutting down; it says one of both, unless this test was held up until all was over. */
+static void check_late_question(int fd)
+{
+    static const char question[] =
+        "POST " COMPLETIONS " HTTP/1.1\r\nHost: x\r\nContent-Length: 33\r\n\r\n{\"prompt\":[0,500],\"max_tokens\":4}";
+    struct reply      reply;
+    rig_send(fd, question, sizeof question - 1);
+    const bool answered = rig_read(fd, &reply);
+    (void)close(fd);
+    if (!answered) {
+        print_message("the server was gone before it was asked again\n");
+        return;
+    }
+    const bool failed = reply.status == 500 && strstr(reply.body, "\"code\":\"device_failed\"") &&
+                        strstr(reply.body, "unspecified launch failure");
+    if (!failed && (reply.status != 503 || !strstr(reply.body, "\"code\":\"shutting_down\"")))
+        fail_msg("a request after the failure: %d %s", reply.status, reply.body);
+    reply_free(&reply);
+}
+
 static void check_answers(const struct rig *r)
 {
     enum { N = 3 };
-    int fd[N];
+    int fd[N], late = rig_connect(r);
     for (int i = 0; i < N; i++) {
         char body[256];
         (void)snprintf(body, sizeof body, ENDLESS, i < 2 ? ",\"stream\":true" : "");
@@ -62,6 +83,8 @@ static void check_answers(const struct rig *r)
             assert_int_equal(reply.status, 500);
         reply_free(&reply);
         (void)close(fd[i]);
+        if (i == 0)
+            check_late_question(late);
     }
 }
 

@@ -7,9 +7,12 @@
 
 #include <cmocka.h>
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "server_rig.h"
@@ -60,6 +63,55 @@ static void test_port_in_use(void **state)
     refuses(1, text, words);
     rig_check_alive(&r);
     assert_int_equal(rig_stop(&r), 0);
+}
+
+/* The standard error of a serve with these arguments, from its beginning. */
+static FILE *start_listened(const char *const *arguments, pid_t *pid)
+{
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    *pid = fork();
+    if (*pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        (void)dup2(ends[1], 2);
+        (void)close(ends[0]);
+        (void)close(ends[1]);
+        (void)execv(g_program, (char *const *)(uintptr_t)arguments);
+        _exit(127);
+    }
+    (void)close(ends[1]);
+    FILE *f = fdopen(ends[0], "r");
+    assert_non_null(f);
+    return f;
+}
+
+/* An IPv6 address has brackets where it is part of a URL. */
+static void test_ipv6(void **state)
+{
+    (void)state;
+    char        port[16], wanted[64], line[1024];
+    bool        said = false, refused = false;
+    pid_t       pid;
+    struct rig  other = rig_start(g_program, (const char *[]){"--ctx", "128", "--log-level", "quiet", NULL});
+    const char *arguments[] = {g_program, "serve", "--ctx", "128", "--threads", "1",
+                               "--host", "::1", "--port", port, NULL};
+    /* Nobody has the same port at ::1, since the other server has it at 127.0.0.1 only. */
+    (void)snprintf(port, sizeof port, "%d", other.port);
+    (void)snprintf(wanted, sizeof wanted, "nibble: listening on http://[::1]:%d\n", other.port);
+    FILE *f = start_listened(arguments, &pid);
+    while (!said && !refused && fgets(line, sizeof line, f)) {
+        said = strstr(line, "listening on") != NULL;
+        refused = strstr(line, "cannot listen on ::1") != NULL;
+    }
+    (void)kill(pid, SIGKILL);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    (void)fclose(f);
+    assert_int_equal(rig_stop(&other), 0);
+    if (refused) {
+        print_message("skipped: no server can listen on ::1 here: %s", line);
+        skip();
+    }
+    assert_string_equal(line, wanted);
 }
 
 static int status_with(const struct rig *r, const char *header)
@@ -139,6 +191,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_texts),
         cmocka_unit_test(test_port_in_use),
+        cmocka_unit_test(test_ipv6),
         cmocka_unit_test(test_key_file),
         cmocka_unit_test(test_folder_name),
     };
