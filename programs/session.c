@@ -114,6 +114,13 @@ int session_open_tokenizer(struct session *s)
 
 /* ---- The engine ---- */
 
+/* With drafts the MTP block runs over every row, also while none is made: one layer more beside those of the trunk.
+ * Where that is above the 3 % that drafts must promise to be made at all, --drafts auto would lose by it for good. */
+static bool drafts_may_pay(const struct nib_model_info *m)
+{
+    return m->has_mtp && 100 <= 3 * m->n_layers;
+}
+
 int session_engine_options(const struct session *s, int32_t n_rows_max, bool mtp, struct nib_options *out)
 {
     const struct cli_engine_options *o = s->options;
@@ -135,7 +142,7 @@ int session_engine_options(const struct session *s, int32_t n_rows_max, bool mtp
         out->n_seqs_max = 2;
         out->n_kv_pages = (n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS + 2;
     }
-    out->n_drafts = o->drafts < CLI_DRAFTS_AUTO ? o->drafts : s->info->has_mtp ? CLI_DRAFTS_MAX : 0;
+    out->n_drafts = o->drafts < CLI_DRAFTS_AUTO ? o->drafts : drafts_may_pay(s->info) ? CLI_DRAFTS_MAX : 0;
     out->selftest_file = s->selftest_file[0] ? s->selftest_file : NULL;
     out->trace = o->trace;
     out->compare = o->compare ? "ref" : NULL;

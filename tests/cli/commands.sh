@@ -128,6 +128,13 @@ json 2 generated_tokens
 try 0 run --temp 0 --think low --json -p 'What is 3 times 7?'
 json '3 * 7 = 21.' text
 json '3 times 7 is 21.' reasoning
+# 18 tokens, in which two at a time are guessed; "auto" is none for six layers.
+try 0 run --temp 0 --think low --json --drafts 2 -p 'What is 3 times 7?'
+json '3 * 7 = 21.' text
+json 12 drafted_tokens
+try 0 run --temp 0 --think low --json --drafts auto -p 'What is 3 times 7?'
+json '3 * 7 = 21.' text
+json 0 drafted_tokens
 try 0 run --temp 0 --think low -p 'What is 3 times 7?'
 out_is '3 times 7 is 21.</think>3 * 7 = 21.'
 # A wrong file of tools; right ones are in test_chat.
