@@ -60,7 +60,10 @@ struct nib_error {
 enum nib_act_quant { NIB_ACT_QUANT_AUTO, NIB_ACT_QUANT_NONE, NIB_ACT_QUANT_FP8, NIB_ACT_QUANT_NVFP4,
                      NIB_ACT_QUANT_INT8 };
 enum nib_kv        { NIB_KV_F32, NIB_KV_BF16, NIB_KV_FP8, NIB_KV_NVFP4 };
-enum nib_numerics  { NIB_NUMERICS_MODEL, NIB_NUMERICS_RELEASE };
+/* What is rounded besides what act_quant and kv say: MODEL nothing (rows between ops are fp32); BF16 rows between ops, to
+ * bf16; RELEASE whatever the published inference code rounds. AUTO is BF16 on a GPU, whose tensor cores multiply such
+ * rows, else MODEL. */
+enum nib_numerics  { NIB_NUMERICS_MODEL, NIB_NUMERICS_RELEASE, NIB_NUMERICS_BF16, NIB_NUMERICS_AUTO };
 
 struct nib_options {
     const char        *backend;    /* "auto" (a usable card, or else the processor), "cpu", "ref", "cuda" where built
@@ -73,7 +76,7 @@ struct nib_options {
     int32_t            n_kv_pages; /* pages of 128 tokens for all sequences together; 0: full contexts for each */
     enum nib_act_quant act_quant;  /* auto: int8 on the cpu backend, but for NEON without dot products; else none */
     enum nib_kv        kv;         /* bf16 */
-    enum nib_numerics  numerics;   /* release sets act_quant fp8 and kv fp8 and refuses others */
+    enum nib_numerics  numerics;   /* auto; release sets act_quant fp8 and kv fp8 and refuses others */
     bool               mtp;        /* load the MTP block and keep its state; false */
     int32_t            n_drafts;   /* most tokens that may be drafted in a step for a sequence, 0 to 8; above 0 sets
                                       mtp; 0 */

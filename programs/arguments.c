@@ -236,7 +236,7 @@ const char *const cli_backend_names[] = {"auto", "ref", "cpu", "cuda", NULL};
 /* In the order of the library's enums. */
 static const char *const act_quant_names[] = {"auto", "none", "fp8", "nvfp4", "int8", NULL};
 static const char *const kv_names[] = {"f32", "bf16", "fp8", "nvfp4", NULL};
-static const char *const numerics_names[] = {"model", "release", NULL};
+const char *const cli_numerics_names[] = {"model", "release", "bf16", "auto", NULL};
 
 const char *const cli_cpu_names[] = {"auto", "c", "avx2", "avx512", "vnni", "neon", "dotprod", NULL};
 
@@ -244,7 +244,7 @@ const char *const cli_draft_names[] = {"0", "1", "2", "3", "4", "5", "6", "7", "
 
 void cli_engine_options_init(struct cli_engine_options *e)
 {
-    *e = (struct cli_engine_options){.backend = 0, .kv = NIB_KV_BF16};
+    *e = (struct cli_engine_options){.backend = 0, .kv = NIB_KV_BF16, .numerics = NIB_NUMERICS_AUTO};
     static const char *const compare_names[] = {"off", "ref", NULL};
     const struct cli_option table[] = {
         {.name = "--model", .alias = "-m", .kind = CLI_KIND_TEXT, .value = &e->model, .metavar = "DIR",
@@ -261,8 +261,8 @@ void cli_engine_options_init(struct cli_engine_options *e)
          .choices = act_quant_names, .help = "round activations before quantised weights; auto: int8 on the\ncpu backend (not on NEON without dot products), else none"},
         {.name = "--kv", .kind = CLI_KIND_CHOICE, .value = &e->kv, .given = &e->kv_given, .choices = kv_names,
          .help = "format in which context rows are kept; bf16"},
-        {.name = "--numerics", .kind = CLI_KIND_CHOICE, .value = &e->numerics, .choices = numerics_names,
-         .help = "release: round wherever the published inference code rounds;\nsets --act-quant fp8 and --kv fp8"},
+        {.name = "--numerics", .kind = CLI_KIND_CHOICE, .value = &e->numerics, .choices = cli_numerics_names,
+         .help = "model: rows between ops are fp32; bf16: they are rounded to bf16; auto: bf16 on\na GPU, else model; release: round wherever the published inference code rounds\nand set --act-quant fp8 and --kv fp8"},
         {.name = "--selftest-again", .kind = CLI_KIND_FLAG, .value = &e->selftest_again,
          .help = "forget what the self-test of a card's kernels found before"},
         {.name = "--trace", .kind = CLI_KIND_TEXT, .value = &e->trace, .metavar = "FILE",

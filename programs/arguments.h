@@ -74,6 +74,9 @@ extern const char *const cli_draft_names[];
 /* Values of --cpu; NULL-terminated. */
 extern const char *const cli_cpu_names[];
 
+/* Indexed by enum nib_numerics. */
+extern const char *const cli_numerics_names[];
+
 /* Names for --backend, as the library knows them, whether or not this build has them; NULL-terminated. */
 extern const char *const cli_backend_names[]; /* "auto" first */
 

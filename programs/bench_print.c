@@ -56,6 +56,7 @@ static void print_head(const struct bench_result *r)
         (void)printf(", %d threads", m->n_threads);
     if ((size_t)r->engine.act_quant < sizeof act / sizeof act[0])
         (void)printf(", activations %s", act[r->engine.act_quant]);
+    (void)printf(", numerics %s", cli_numerics_names[r->engine.numerics]);
     if ((size_t)r->engine.kv < sizeof kv / sizeof kv[0])
         (void)printf(", context rows %s", kv[r->engine.kv]);
     (void)printf("\n  machine  %.1f GB/s over %s, ", m->read_gb_s, output_bytes(bytes, m->read_bytes));

@@ -30,6 +30,8 @@ static const struct setting {
     {"nvfp4 activations, bf16 context", NIB_NUMERICS_MODEL, NIB_ACT_QUANT_NVFP4, NIB_KV_BF16},
     {"nvfp4 activations, nvfp4 context", NIB_NUMERICS_MODEL, NIB_ACT_QUANT_NVFP4, NIB_KV_NVFP4},
     {"int8 activations, f32 context", NIB_NUMERICS_MODEL, NIB_ACT_QUANT_INT8, NIB_KV_F32},
+    {"bf16 rows, plain activations, bf16 context", NIB_NUMERICS_BF16, NIB_ACT_QUANT_NONE, NIB_KV_BF16},
+    {"bf16 rows, nvfp4 activations, fp8 context", NIB_NUMERICS_BF16, NIB_ACT_QUANT_NVFP4, NIB_KV_FP8},
     {"release (fp8 activations and context)", NIB_NUMERICS_RELEASE, NIB_ACT_QUANT_FP8, NIB_KV_FP8},
 };
 enum { N_SETTINGS = sizeof settings / sizeof settings[0] };

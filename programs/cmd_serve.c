@@ -148,7 +148,7 @@ static void log_settings(const struct session *s, const struct serve_command *c,
     const struct serve_settings *o = &c->settings;
     cli_note("serving '%s' from %s: backend %s, threads %d, context %d, kv %s, act-quant %s, numerics %s, drafts %s", serve->name, s->dir,
              r->backend, (int)r->n_threads, (int)r->n_ctx, kv_names[r->kv], quant_names[r->act_quant],
-             r->numerics == NIB_NUMERICS_RELEASE ? "release" : "model", so->n_drafts == 0 ? "0" : cli_draft_names[c->engine.drafts]);
+             cli_numerics_names[r->numerics], so->n_drafts == 0 ? "0" : cli_draft_names[c->engine.drafts]);
     cli_note("limits: %d requests at once, %d waiting, %d prompt tokens a step, %d KV pages of %d tokens, %d kept beginnings, bodies of %d MiB, "
              "%d MiB unsent", (int)so->n_running_max, (int)so->n_waiting_max, (int)so->n_prefill_max, (int)r->n_kv_pages, PAGE_TOKENS,
              (int)(r->n_seqs_max - so->n_running_max), (int)o->max_body_mb, (int)o->max_unsent_mb);

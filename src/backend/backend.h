@@ -20,8 +20,8 @@
  *    Exact ties are frequent there, and an encoder that sees unrounded values flips codes which then grow.
  *  - NaN and Inf in a row spread within that row (visibly: never clamped away) and touch no other row.
  *  - n_rows == 0 is allowed and does nothing.
- *  - BF16 rows: outputs are rounded to nearest even once. On ref and cpu BF16 rows mean --numerics release, and
- *    there the results of inner modules (named in each op) are rounded to bf16 too; a GPU may keep more precision.
+ *  - BF16 rows: outputs are rounded to nearest even once. On ref and cpu, whose rows are BF16 with --numerics bf16 and release
+ *    only, the results of inner modules (named in each op) are rounded to bf16 too then; a GPU may keep more precision.
  *
  * This header is C11 and C++17 (for .cu files). Single-threaded use per stream. */
 #ifndef NIB_BACKEND_H
@@ -486,6 +486,8 @@ struct nib_backend_api {
     /* Whether rows of INT8 are what 4-bit weights should meet there unless something else is asked for: they cost little accuracy
      * and gain much speed. Of a config only cpu_mask and cpu_level count. NULL: no. */
     bool (*prefers_int8)(const struct nib_backend_config *c);
+    /* Whether rows between ops are BF16 there unless something else is asked for: fp32 rows are taken, but meet slower kernels. */
+    bool prefers_bf16;
 
     /* Device bytes a weight will take, without reading it: at most 2 % over the stored bytes, or by the rest of the last panel
      * of 16 outputs by 16 channels, and the rest of the last tile of scales (128 rows by 256 columns) where a tensor core

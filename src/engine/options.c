@@ -11,7 +11,7 @@
 void nib_options_init(struct nib_options *o)
 {
     *o = (struct nib_options){.backend = "auto", .n_seqs_max = 1, .n_rows_max = 256, .n_rollback = 16,
-                              .act_quant = NIB_ACT_QUANT_AUTO, .kv = NIB_KV_BF16, .numerics = NIB_NUMERICS_MODEL, .cpu_mask = ~0u};
+                              .act_quant = NIB_ACT_QUANT_AUTO, .kv = NIB_KV_BF16, .numerics = NIB_NUMERICS_AUTO, .cpu_mask = ~0u};
 }
 
 static enum nib_status check_range(const char *name, int64_t found, int64_t low, int64_t high, struct nib_error *err)
@@ -32,7 +32,9 @@ static enum nib_act_quant auto_act_quant(const struct nib_options *o)
 /* The release is one fixed set of roundings. A caller that left kv and act_quant at their defaults gets them. */
 static enum nib_status resolve_numerics(struct nib_options *o, struct nib_error *err)
 {
-    if (o->numerics == NIB_NUMERICS_MODEL) {
+    if (o->numerics == NIB_NUMERICS_AUTO)
+        o->numerics = nib_backend_find(o->backend)->prefers_bf16 ? NIB_NUMERICS_BF16 : NIB_NUMERICS_MODEL;
+    if (o->numerics != NIB_NUMERICS_RELEASE) {
         if (o->act_quant == NIB_ACT_QUANT_AUTO)
             o->act_quant = auto_act_quant(o);
         return NIB_OK;
@@ -78,7 +80,7 @@ enum nib_status nib_options_resolve(const struct nib_model *m, const struct nib_
     NIB_TRY(check_range("n_threads", out->n_threads, 0, 1024, err));
     NIB_TRY(check_range("act_quant", (int64_t)out->act_quant, NIB_ACT_QUANT_AUTO, NIB_ACT_QUANT_INT8, err));
     NIB_TRY(check_range("kv", (int64_t)out->kv, NIB_KV_F32, NIB_KV_NVFP4, err));
-    NIB_TRY(check_range("numerics", (int64_t)out->numerics, NIB_NUMERICS_MODEL, NIB_NUMERICS_RELEASE, err));
+    NIB_TRY(check_range("numerics", (int64_t)out->numerics, NIB_NUMERICS_MODEL, NIB_NUMERICS_AUTO, err));
     if (out->compare && strcmp(out->compare, "ref") != 0)
         return nib_error_set(err, NIB_E_ARGUMENT, "compare is '%s', wanted 'ref'", out->compare);
     out->mtp = out->mtp || out->n_drafts > 0;
@@ -132,14 +134,13 @@ enum nib_status nib_model_plan(const struct nib_model *m, const struct nib_optio
     const struct nib_backend_api *api = nib_backend_find(r.backend);
     const struct nib_backend_config bc = nib_backend_config_for(&m->config, &r);
     const struct nib_pool_config pc = nib_pool_config_for(&m->config, &r);
-    const enum nib_dtype dtype = r.numerics == NIB_NUMERICS_RELEASE ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
 
     for (int32_t i = 0; i < m->sources.n; i++)
         if (r.mtp || m->sources.source[i].layer != m->config.n_layers)
             out->weights_bytes += nib_source_device_bytes(&m->sources.source[i], api, r.act_quant);
     out->kv_bytes = nib_pool_bytes(&pc, &out->kv_bytes_per_seq);
     out->workspace_bytes = api->scratch_bytes(&bc) +
-                           nib_work_bytes(&m->config, r.n_rows_max, nib_logits_rows(&r), r.mtp, dtype, r.act_quant);
+                           nib_work_bytes(&m->config, r.n_rows_max, nib_logits_rows(&r), r.mtp, nib_work_dtype(r.numerics), r.act_quant);
     out->total_bytes = out->weights_bytes + out->kv_bytes + out->workspace_bytes;
     struct nib_device_info device;
     if (nib_device_get(r.backend, 0, &device, NULL) == NIB_OK)

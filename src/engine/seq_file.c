@@ -249,7 +249,7 @@ end:
 
 static const char *const k_kv[] = {"f32", "bf16", "fp8", "nvfp4"};
 static const char *const k_act[] = {"auto", "none", "fp8", "nvfp4", "int8"};
-static const char *const k_numerics[] = {"model", "release"};
+static const char *const k_numerics[] = {"model", "release", "bf16"};
 
 static enum nib_status check_option(const char *path, const char *name, const char *const *names, int32_t n,
                                     int32_t found, int32_t wanted, struct nib_error *err)
@@ -278,7 +278,7 @@ static enum nib_status check_header(const struct nib_engine *e, const char *path
         return nib_error_set(err, NIB_E_UNSUPPORTED, "%s: was saved with another model than '%s'", path, e->model->dir);
     NIB_TRY(check_option(path, "kv", k_kv, 4, h->kv, (int32_t)o->kv, err));
     NIB_TRY(check_option(path, "act_quant", k_act, 5, h->act_quant, (int32_t)o->act_quant, err));
-    NIB_TRY(check_option(path, "numerics", k_numerics, 2, h->numerics, (int32_t)o->numerics, err));
+    NIB_TRY(check_option(path, "numerics", k_numerics, 3, h->numerics, (int32_t)o->numerics, err));
     NIB_TRY(check_option(path, "mtp", switched, 2, h->mtp, o->mtp, err));
     if (h->length > o->n_ctx)
         return nib_error_set(err, NIB_E_LIMIT, "%s: holds %" PRId32 " tokens, the context is %" PRId32, path, h->length,

@@ -12,7 +12,7 @@
 /* Activation rows between ops, sized once for n_rows_max. */
 struct nib_work {
     int32_t        n_rows_max, n_logits_max;
-    enum nib_dtype dtype;          /* of rows between modules: F32, or BF16 with --numerics release */
+    enum nib_dtype dtype;          /* of rows between modules: F32 with --numerics model, else BF16 */
     struct nib_mat streams;        /* [rows, n_hc * dim] */
     struct nib_mat post, comb;     /* F32 [rows, n_hc], [rows, n_hc * n_hc] */
     struct nib_act x;              /* [rows, dim] a module's normed input */
@@ -64,6 +64,8 @@ struct nib_mtp_rows {
     const int32_t  *keep_row, *keep_ring; /* [n_keep] */
 };
 
+/* Of rows between modules with these numerics, AUTO resolved. */
+enum nib_dtype nib_work_dtype(enum nib_numerics n);
 uint64_t nib_work_bytes(const struct nib_config *c, int32_t n_rows, int32_t n_logits, bool mtp, enum nib_dtype dtype,
                         enum nib_act_quant q);
 enum nib_status nib_work_init(struct nib_rank *rk, int32_t n_rows, int32_t n_logits, bool mtp, struct nib_error *err);

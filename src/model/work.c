@@ -92,6 +92,11 @@ static enum nib_act_format quant_format(enum nib_act_quant q)
     return NIB_ACT_PLAIN;
 }
 
+enum nib_dtype nib_work_dtype(enum nib_numerics n)
+{
+    return n == NIB_NUMERICS_MODEL ? NIB_DTYPE_F32 : NIB_DTYPE_BF16;
+}
+
 uint64_t nib_work_bytes(const struct nib_config *c, int32_t n_rows, int32_t n_logits, bool mtp, enum nib_dtype dtype,
                         enum nib_act_quant q)
 {
@@ -110,7 +115,7 @@ enum nib_status nib_work_init(struct nib_rank *rk, int32_t n_rows, int32_t n_log
     memset(w, 0, sizeof *w);
     w->n_rows_max = n_rows;
     w->n_logits_max = n_logits;
-    w->dtype = rk->numerics == NIB_NUMERICS_RELEASE ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
+    w->dtype = nib_work_dtype(rk->numerics);
     struct sizer z = {.rk = rk, .dtype = w->dtype, .quant = quant_format(rk->act_quant)};
     list_buffers(&z, w, rk->config, mtp);
     if (!z.failed)

@@ -7,9 +7,9 @@ json_get=$2
 . "$(dirname "$0")/checks.sh"
 
 try 0 selftest --backend cpu --out "$dir/result"
-[ "$(tail -n 1 "$dir/out")" = '6 passed, 0 failed' ] || complain "the last line is '$(tail -n 1 "$dir/out")'"
+[ "$(tail -n 1 "$dir/out")" = '8 passed, 0 failed' ] || complain "the last line is '$(tail -n 1 "$dir/out")'"
 cp "$dir/result" "$dir/out"
-json 6 passed
+json 8 passed
 json 0 failed
 json cpu backend
 "$json_get" device name <"$dir/result" | grep -q . || complain "the file names no device"

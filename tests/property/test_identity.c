@@ -24,7 +24,7 @@ struct setting {
 static const struct setting k_settings[] = {
     {"cpu nvfp4 f32", "cpu", MODEL_NVFP4, NIB_KV_F32, NIB_ACT_QUANT_NONE, NIB_NUMERICS_MODEL},
     {"cpu nvfp4 bf16", "cpu", MODEL_NVFP4, NIB_KV_BF16, NIB_ACT_QUANT_NVFP4, NIB_NUMERICS_MODEL},
-    {"cpu nvfp4 nvfp4", "cpu", MODEL_NVFP4, NIB_KV_NVFP4, NIB_ACT_QUANT_FP8, NIB_NUMERICS_MODEL},
+    {"cpu nvfp4 nvfp4, bf16 rows", "cpu", MODEL_NVFP4, NIB_KV_NVFP4, NIB_ACT_QUANT_FP8, NIB_NUMERICS_BF16},
     {"cpu nvfp4 int8", "cpu", MODEL_NVFP4, NIB_KV_BF16, NIB_ACT_QUANT_INT8, NIB_NUMERICS_MODEL},
     {"cpu official fp8", "cpu", MODEL_OFFICIAL, NIB_KV_FP8, NIB_ACT_QUANT_NVFP4, NIB_NUMERICS_MODEL},
     {"cpu official release", "cpu", MODEL_OFFICIAL, NIB_KV_FP8, NIB_ACT_QUANT_FP8, NIB_NUMERICS_RELEASE},

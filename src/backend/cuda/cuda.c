@@ -536,6 +536,7 @@ const struct nib_backend_api nib_backend_cuda = {
     .close = backend_close,
     .stream = backend_stream,
     .scratch_bytes = scratch_bytes,
+    .prefers_bf16 = true,
     .alloc = backend_alloc,
     .release = backend_release,
     .upload = upload,

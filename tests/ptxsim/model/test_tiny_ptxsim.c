@@ -4,7 +4,7 @@
  * and routing by hash and by score all take part. The drawn tokens must be equal, and the mean loss of the prompt
  * within 0.005: codes of activations that flip on ties move single logits, not the mean.
  *
- *   test_tiny_ptxsim [release] [TOKENS]   a shorter prompt, for a look by hand */
+ *   test_tiny_ptxsim [release|bf16] [TOKENS]   a shorter prompt, for a look by hand */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@
 enum { PROMPT = 124, DRAWN = 8 };
 
 static int32_t g_prompt = PROMPT;
-static bool    g_release;
+static bool    g_release, g_bf16;
 
 /* The model with another index_topk: its config edited, the rest by links. */
 static void make_model(const char *dir)
@@ -76,6 +76,11 @@ static struct kernel {
                  {"experts_in_16", 0},  {"experts_in_96", 0},   {"experts_out_16", 0}, {"experts_out_96", 0},
                  {"swiglu_act", 0},     {"attend_f32_bf16", 0}, {"index_f32_bf16", 0},
                  {"plain_few_f32", 0},   {"plain_many_f32", 0}};
+/* With bf16 rows between ops, as a card has them by default. */
+static struct kernel g_bf16_kernels[] = {{"norm", 0},           {"linear_one", 0},      {"place", 0},          {"groups", 0},
+                                         {"experts_in_16", 0},  {"experts_in_96", 0},   {"experts_out_16", 0}, {"experts_out_96", 0},
+                                         {"swiglu_act", 0},     {"attend_bf16", 0},     {"index_bf16", 0},
+                                         {"plain_few_bf16", 0}, {"plain_many_bf16", 0}};
 /* With `release` numerics. The model's experts have fewer columns than MXFP4 wants there. */
 static struct kernel g_release_kernels[] = {{"fp8_one", 0},           {"place", 0},           {"attend_fp8", 0},
                                             {"plain_fp8_few_bf16", 0}, {"plain_few_bf16", 0}, {"index_fp4", 0}};
@@ -84,8 +89,10 @@ static void kernels(bool in_the_end)
 {
     const char *which = getenv("NIB_PTXSIM_CARD");
     char        name[64];
-    struct kernel *list = g_release ? g_release_kernels : g_kernels;
-    size_t         n_kernels = g_release ? sizeof g_release_kernels / sizeof *list : sizeof g_kernels / sizeof *list;
+    struct kernel *list = g_release ? g_release_kernels : g_bf16 ? g_bf16_kernels : g_kernels;
+    size_t         n_kernels = g_release ? sizeof g_release_kernels / sizeof *list
+                               : g_bf16  ? sizeof g_bf16_kernels / sizeof *list
+                                         : sizeof g_kernels / sizeof *list;
     for (size_t i = 0; which && strcmp(which, "100") == 0 && i < n_kernels; i++) {
         (void)snprintf(name, sizeof name, "nib_sm100a_%s", list[i].name);
         int n = ptxsim_launches(name);
@@ -112,7 +119,7 @@ static struct pass run_pass(const char *dir, const char *backend, const int32_t 
     if (g_release)
         o.numerics = NIB_NUMERICS_RELEASE;
     else
-        o.act_quant = NIB_ACT_QUANT_NVFP4;
+        o.act_quant = NIB_ACT_QUANT_NVFP4, o.numerics = g_bf16 ? NIB_NUMERICS_BF16 : NIB_NUMERICS_MODEL;
     struct fixture f = fixture_open(dir, &o);
     kernels(false);
     double        *nll = calloc((size_t)n, sizeof *nll);
@@ -173,8 +180,10 @@ static void tiny(void **state)
 int main(int argc, char **argv)
 {
     g_release = argc > 1 && strcmp(argv[1], "release") == 0;
-    if (argc > 1 + g_release)
-        g_prompt = (int32_t)strtol(argv[1 + g_release], NULL, 10);
+    g_bf16 = argc > 1 && strcmp(argv[1], "bf16") == 0;
+    const int at = 1 + (g_release || g_bf16);
+    if (argc > at)
+        g_prompt = (int32_t)strtol(argv[at], NULL, 10);
     const struct CMUnitTest tests[] = {cmocka_unit_test(tiny)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
