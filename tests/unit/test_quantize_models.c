@@ -370,6 +370,32 @@ static void test_fp8_experts(void **state)
     assert_true(g[0] == g[1] && g[2] == g[3] && g[2] == 8 * g[0]);
 }
 
+/* FP8 is decoded to BF16 by adding to exponents, as far as BF16's normal numbers go: with a scale of 2^-118 the smallest
+ * code, 2^-9, is below them, and with 2^121 the largest one is above all numbers and its exponent would run into the sign.
+ * The small ones are kept, 2^-17.8 of the largest value, which a block scale of NVFP4 still reaches. */
+static void test_fp8_extreme_scales(void **state)
+{
+    (void)state;
+    enum { N = 128 * 128 };
+    static uint8_t      codes[N];
+    uint8_t             scale = 127 - 118;
+    const struct tensor t[] = {{"layers.0.ffn.experts.0.w2.weight", NIB_ST_F8_E4M3, 2, {128, 128}, codes},
+                               {"layers.0.ffn.experts.0.w2.scale", NIB_ST_F8_E8M0, 2, {1, 1}, &scale}};
+    struct nib_quantize_options o = options();
+    struct nib_quantize_result  r;
+    memset(codes, 0x01, sizeof codes);
+    codes[0] = 0x7e;
+    write_checkpoint(path_in("fp8-small"), t, 2);
+    assert_int_equal(nib_quantize(path_in("fp8-small"), path_in("fp8-small-out"), &o, &r, NULL), NIB_OK);
+    struct result q = open_result(path_in("fp8-small-out"), "layers.0.ffn.experts.0.w2");
+    for (int i = 16; i < N; i++)
+        assert_true(fabs(value(&q, i) * (double)q.g - 0x1p-127) < 0.2 * 0x1p-127);
+    nib_checkpoint_close(q.c);
+    scale = 127 + 121;
+    write_checkpoint(path_in("fp8-large"), t, 2);
+    expect_failure(path_in("fp8-large"), path_in("fp8-large-out"), &o, NIB_E_NUMERIC, "layers.0.ffn.experts.0.w2");
+}
+
 /* Stacked BF16 experts come apart into the right rows. */
 static void test_stacked_experts(void **state)
 {
@@ -409,6 +435,7 @@ int main(void)
         cmocka_unit_test(test_threads_and_memory_change_nothing), cmocka_unit_test(test_full_disk_and_resume),
         cmocka_unit_test(test_official_to_experts_is_exact),      cmocka_unit_test(test_b22_calibration_text),
         cmocka_unit_test(test_relay_keeps_codes),                 cmocka_unit_test(test_fp8_experts),
+        cmocka_unit_test(test_fp8_extreme_scales),
         cmocka_unit_test(test_strays),
         cmocka_unit_test(test_stacked_experts),                   cmocka_unit_test(test_b18_unequal_w1_and_w3),
     };
