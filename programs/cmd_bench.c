@@ -1,5 +1,6 @@
 /* nibble bench: how fast steps are and how near the machine's limits, of a checkpoint or of random weights; with
  * --serve, a running server measured from outside; with --predict, cards that are not here. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,6 +77,17 @@ static bool parse(struct bench_options *o, int argc, char **argv, int *code)
     return cli_parse(&syntax, argc, argv, code);
 }
 
+/* A file that cannot be written is told of before minutes of measuring, not after them. */
+static int try_file(const char *path)
+{
+    FILE *f = fopen(path, "ab");
+
+    if (!f)
+        return cli_fail("--svg: %s: %s", path, strerror(errno));
+    (void)fclose(f);
+    return CLI_OK;
+}
+
 static int check(struct bench_options *o)
 {
     if (o->csv && o->json)
@@ -87,7 +99,9 @@ static int check(struct bench_options *o)
     int code = bench_read_list("--context", o->contexts, 0, 1 << 24, &o->context);
     if (code == CLI_OK)
         code = bench_read_list("--batch", o->batches, 1, 256, &o->batch);
-    return code == CLI_OK && o->shape ? bench_read_shape(o) : code;
+    if (code == CLI_OK && o->shape)
+        code = bench_read_shape(o);
+    return code == CLI_OK && o->svg ? try_file(o->svg) : code;
 }
 
 /* ---- Running ---- */

@@ -82,6 +82,7 @@ refuses 2 "--rows: 2000 is out of range" bench --rows 2000
 refuses 2 "unknown option '--trace'" bench --trace x
 refuses 2 "a step runs as a whole there" bench --shape tiny $quick --backend cuda --part head
 refuses 2 "--svg draws whole steps" bench --shape tiny $quick --phase decode --context 0 --batch 1 --part head --csv --svg "$dir/none.svg"
+refuses 1 "--svg: $dir/none/plot.svg: " bench --shape tiny $quick --svg "$dir/none/plot.svg"
 refuses 1 "layers=N and experts=N make a shape smaller" bench --shape pro $quick --context 0 --batch 1
 
 # ---- Predictions: figures worked out by hand are in test_measure_predict ----
