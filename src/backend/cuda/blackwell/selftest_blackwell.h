@@ -3,6 +3,7 @@
 #ifndef NIB_SELFTEST_BLACKWELL_H
 #define NIB_SELFTEST_BLACKWELL_H
 
+#include "backend/cuda/blackwell/selftest_card_blackwell.h"
 #include "backend/cuda/blackwell/table_blackwell.h"
 
 /* Outputs and columns end inside tiles. */
@@ -18,18 +19,11 @@ enum {
     DIM = 128,
     INNER = 128
 };
-enum { ARENA = 8 << 20, ALIGN = 256 };
-
 struct nib_selftest {
     struct nib_stream s; /* the caller's queue with scratch of its own */
     const struct nib_blackwell_family *family;
     enum nib_act_format                format; /* of rows */
-    uint8_t          *arena;
-    size_t            used;
-    uint64_t          random;
-    cudaError_t       e;
-    char             *why;
-    size_t            why_bytes;
+    struct nib_selftest_card           card;
 };
 
 struct nib_selftest_matrix {
@@ -41,12 +35,6 @@ struct nib_selftest_matrix {
 struct nib_selftest_experts {
     struct nib_selftest_matrix w1, w2, w3, sw1, sw2, sw3;
 };
-
-/* Room on the card until the end of the test; what does not fit sets e. */
-void *nib_selftest_take(struct nib_selftest *t, size_t bytes);
-void *nib_selftest_put(struct nib_selftest *t, const void *from, size_t bytes);
-/* To the host, with all work before it done; malloc'd. */
-void *nib_selftest_get(struct nib_selftest *t, const void *from, size_t bytes);
 
 uint32_t nib_selftest_next(struct nib_selftest *t);
 

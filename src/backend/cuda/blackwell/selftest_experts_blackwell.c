@@ -80,20 +80,20 @@ static void hold_experts(struct nib_selftest *t, const struct nib_selftest_exper
     bool         one = t->family->multiply_swiglu != NULL; /* w1 and w3 are of one type, sw1 and sw3 too */
     struct links l = {.fused = fused, .in_one = fused || one, .atoms = atoms, .repeated = atoms && t->format == NIB_ACT_FP8};
     l.scales_bytes = atoms ? q->inner_atoms_bytes : PAIRS * s_stride;
-    l.place = nib_selftest_get(t, r->place, PAIRS * 4);
-    l.scale_row = atoms ? nib_selftest_get(t, q->scale_row, PAIRS * 4) : NULL;
-    l.gate = nib_selftest_get(t, r->hidden, (PAIRS + TOKENS) * INNER * 4);
-    l.up = nib_selftest_get(t, r->parts, (PAIRS + TOKENS) * INNER * 4);
-    l.g = nib_selftest_get(t, q->inner_row_scale, PAIRS * 4);
-    l.shared_g = nib_selftest_get(t, q->shared_row_scale, TOKENS * 4);
-    l.z = nib_selftest_get(t, r->y, (PAIRS + TOKENS) * DIM * 4);
-    l.codes = nib_selftest_get(t, q->inner_codes, PAIRS * (size_t)stride);
-    l.scales = nib_selftest_get(t, atoms ? q->inner_atoms : q->inner_scales, (size_t)l.scales_bytes);
-    l.shared_codes = nib_selftest_get(t, q->shared_codes, TOKENS * (size_t)stride);
-    l.shared_scales = nib_selftest_get(t, q->shared_scales, TOKENS * (size_t)s_stride);
-    for (int32_t p = 0; p < pairs && t->e == cudaSuccess; p++)
+    l.place = nib_selftest_get(&t->card, r->place, PAIRS * 4);
+    l.scale_row = atoms ? nib_selftest_get(&t->card, q->scale_row, PAIRS * 4) : NULL;
+    l.gate = nib_selftest_get(&t->card, r->hidden, (PAIRS + TOKENS) * INNER * 4);
+    l.up = nib_selftest_get(&t->card, r->parts, (PAIRS + TOKENS) * INNER * 4);
+    l.g = nib_selftest_get(&t->card, q->inner_row_scale, PAIRS * 4);
+    l.shared_g = nib_selftest_get(&t->card, q->shared_row_scale, TOKENS * 4);
+    l.z = nib_selftest_get(&t->card, r->y, (PAIRS + TOKENS) * DIM * 4);
+    l.codes = nib_selftest_get(&t->card, q->inner_codes, PAIRS * (size_t)stride);
+    l.scales = nib_selftest_get(&t->card, atoms ? q->inner_atoms : q->inner_scales, (size_t)l.scales_bytes);
+    l.shared_codes = nib_selftest_get(&t->card, q->shared_codes, TOKENS * (size_t)stride);
+    l.shared_scales = nib_selftest_get(&t->card, q->shared_scales, TOKENS * (size_t)s_stride);
+    for (int32_t p = 0; p < pairs && t->card.e == cudaSuccess; p++)
         hold_routed(t, m, &l, p, chosen[p], x + p / TOP * DIM);
-    for (int32_t i = 0; i < n && t->e == cudaSuccess && t->why[0] == 0; i++) {
+    for (int32_t i = 0; i < n && t->card.e == cudaSuccess && t->card.why[0] == 0; i++) {
         const float *gate = l.gate + (pairs + i) * INNER, *up = l.up + (pairs + i) * INNER,
                     *z = l.z + (pairs + i) * DIM;
         float        h[INNER];
@@ -140,15 +140,15 @@ enum nib_status nib_selftest_experts(struct nib_selftest *t, struct nib_selftest
     nib_selftest_make_matrix(t, &m->sw3, shared, 1, INNER, DIM);
     nib_selftest_make_matrix(t, &m->sw2, shared, 1, DIM, INNER);
     if (!x)
-        t->e = cudaErrorMemoryAllocation;
-    if (t->e != cudaSuccess) {
+        t->card.e = cudaErrorMemoryAllocation;
+    if (t->card.e != cudaSuccess) {
         free(x);
         return NIB_OK;
     }
     struct nib_act rows = nib_selftest_make_rows(t, n, DIM, x);
-    t->s.moe.chosen = nib_selftest_put(t, chosen, sizeof chosen);
-    t->s.moe.weight = nib_selftest_put(t, weight, sizeof weight);
-    struct nib_mat      y = {nib_selftest_take(t, TOKENS * DIM * sizeof(float)), NIB_DTYPE_F32, n, DIM, DIM};
+    t->s.moe.chosen = nib_selftest_put(&t->card, chosen, sizeof chosen);
+    t->s.moe.weight = nib_selftest_put(&t->card, weight, sizeof weight);
+    struct nib_mat      y = {nib_selftest_take(&t->card, TOKENS * DIM * sizeof(float)), NIB_DTYPE_F32, n, DIM, DIM};
     struct nib_moe_args a = {.n_experts = EXPERTS,
                              .top_k = TOP,
                              .w1 = &m->w1.w.head,
@@ -158,9 +158,9 @@ enum nib_status nib_selftest_experts(struct nib_selftest *t, struct nib_selftest
                              .sw2 = &m->sw2.w.head,
                              .sw3 = &m->sw3.w.head,
                              .y = y};
-    enum nib_status status = t->e == cudaSuccess ? nib_blackwell_experts_run(&t->s, &a, &rows, y) : NIB_OK;
-    float          *got = status == NIB_OK ? nib_selftest_get(t, y.data, TOKENS * DIM * sizeof(float)) : NULL;
-    if (status == NIB_OK && t->e == cudaSuccess)
+    enum nib_status status = t->card.e == cudaSuccess ? nib_blackwell_experts_run(&t->s, &a, &rows, y) : NIB_OK;
+    float          *got = status == NIB_OK ? nib_selftest_get(&t->card, y.data, TOKENS * DIM * sizeof(float)) : NULL;
+    if (status == NIB_OK && t->card.e == cudaSuccess)
         hold_experts(t, m, n, x, chosen, weight, got);
     struct nib_selftest_matrix *all[] = {&m->w1, &m->w2, &m->w3, &m->sw1, &m->sw2, &m->sw3};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {

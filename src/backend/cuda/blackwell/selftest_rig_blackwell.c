@@ -8,48 +8,17 @@
 
 #include "number/act_rows.h"
 
-void *nib_selftest_take(struct nib_selftest *t, size_t bytes)
-{
-    void *p = t->arena + t->used;
-    t->used += (bytes + ALIGN - 1) / ALIGN * ALIGN;
-    if (t->used > ARENA)
-        t->e = cudaErrorMemoryAllocation;
-    return t->used > ARENA ? t->arena : p;
-}
-
-void *nib_selftest_put(struct nib_selftest *t, const void *from, size_t bytes)
-{
-    void *p = nib_selftest_take(t, bytes);
-    if (t->e == cudaSuccess)
-        t->e = cudaMemcpyAsync(p, from, bytes, cudaMemcpyHostToDevice, t->s.handle);
-    if (t->e == cudaSuccess)
-        t->e = cudaStreamSynchronize(t->s.handle);
-    return p;
-}
-
-void *nib_selftest_get(struct nib_selftest *t, const void *from, size_t bytes)
-{
-    void *p = calloc(1, bytes);
-    if (!p)
-        t->e = cudaErrorMemoryAllocation;
-    if (t->e == cudaSuccess)
-        t->e = cudaMemcpyAsync(p, from, bytes, cudaMemcpyDeviceToHost, t->s.handle);
-    if (t->e == cudaSuccess)
-        t->e = cudaStreamSynchronize(t->s.handle);
-    return p;
-}
-
 uint32_t nib_selftest_next(struct nib_selftest *t)
 {
-    t->random = t->random * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(t->random >> 33);
+    t->card.random = t->card.random * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(t->card.random >> 33);
 }
 
 void nib_selftest_differ(struct nib_selftest *t, const char *kernel, int32_t row, int32_t at, double got, double want)
 {
-    if (t->why[0] == 0)
-        (void)snprintf(t->why, t->why_bytes, "%s %s: row %d, element %d is %.9g, wanted %.9g", t->family->name, kernel,
-                       row, at, got, want);
+    if (t->card.why[0] == 0)
+        (void)snprintf(t->card.why, t->card.why_bytes, "%s %s: row %d, element %d is %.9g, wanted %.9g",
+                       t->family->name, kernel, row, at, got, want);
 }
 
 /* Bytes of one matrix as stored; its values, without the global scale, to value. */
@@ -75,12 +44,12 @@ void nib_selftest_make_matrix(struct nib_selftest *t, struct nib_selftest_matrix
     size_t scales = fp8 ? (size_t)((n_out + 127) / 128 * ((n_in + 127) / 128)) : values / (nvfp4 ? 16 : 32);
     memset(m, 0, sizeof *m);
     if (!t->family->packs(&d, &packed_codes, &packed_scales)) {
-        t->e = cudaErrorInvalidValue;
+        t->card.e = cudaErrorInvalidValue;
         return;
     }
     m->w.head = (struct nib_weight){type, t->format, n_stack, n_out, n_in};
-    m->w.m = (struct nib_cuda_matrix){.codes = nib_selftest_take(t, (size_t)n_stack * packed_codes),
-                                      .scales = nib_selftest_take(t, (size_t)n_stack * packed_scales),
+    m->w.m = (struct nib_cuda_matrix){.codes = nib_selftest_take(&t->card, (size_t)n_stack * packed_codes),
+                                      .scales = nib_selftest_take(&t->card, (size_t)n_stack * packed_scales),
                                       .codes_stride = (int64_t)packed_codes,
                                       .scales_stride = (int64_t)packed_scales,
                                       .type = (int32_t)type,
@@ -91,7 +60,7 @@ void nib_selftest_make_matrix(struct nib_selftest *t, struct nib_selftest_matrix
     m->value = malloc((size_t)n_stack * values * sizeof *m->value);
     uint8_t *stored = malloc(codes + scales);
     if (!m->value || !stored) {
-        t->e = cudaErrorMemoryAllocation;
+        t->card.e = cudaErrorMemoryAllocation;
         free(stored);
         return;
     }
@@ -105,13 +74,13 @@ void nib_selftest_make_matrix(struct nib_selftest *t, struct nib_selftest_matrix
             stored[codes + k] = (uint8_t)(nvfp4 ? 0x28 + nib_selftest_next(t) % 0x20 : 120 + nib_selftest_next(t) % 8);
         decode(&d, stored, stored + codes, m->value + (size_t)i * values);
         m->alpha[i] = nvfp4 ? 1e-2f * (float)(i + 3) : 1.0f;
-        const uint8_t *on = nib_selftest_put(t, stored, codes + scales);
-        if (t->e == cudaSuccess)
-            t->e = t->family->pack(t->s.handle, &m->w.m, i, on, on + codes);
+        const uint8_t *on = nib_selftest_put(&t->card, stored, codes + scales);
+        if (t->card.e == cudaSuccess)
+            t->card.e = t->family->pack(t->s.handle, &m->w.m, i, on, on + codes);
     }
     m->w.m.alpha0 = m->alpha[0];
     if (n_stack > 1)
-        m->w.m.alpha = nib_selftest_put(t, m->alpha, (size_t)n_stack * sizeof *m->alpha);
+        m->w.m.alpha = nib_selftest_put(&t->card, m->alpha, (size_t)n_stack * sizeof *m->alpha);
     free(stored);
 }
 
@@ -144,7 +113,7 @@ struct nib_act nib_selftest_make_rows(struct nib_selftest *t, int32_t n, int32_t
     uint8_t *codes = calloc((size_t)n, (size_t)a.codes_stride), *scales = calloc((size_t)n, (size_t)a.scales_stride);
     float   *g = malloc((size_t)n * sizeof *g);
     if (!codes || !scales || !g) {
-        t->e = cudaErrorMemoryAllocation;
+        t->card.e = cudaErrorMemoryAllocation;
     } else {
         for (int32_t i = 0; i < n; i++) {
             for (int32_t k = 0; k < cols; k++)
@@ -156,9 +125,9 @@ struct nib_act nib_selftest_make_rows(struct nib_selftest *t, int32_t n, int32_t
             nib_selftest_decode_row(t->format, codes + i * a.codes_stride, scales + i * a.scales_stride, g[i], cols,
                                     x + i * cols);
         }
-        a.codes = nib_selftest_put(t, codes, (size_t)n * (size_t)a.codes_stride);
-        a.scales = nib_selftest_put(t, scales, (size_t)n * (size_t)a.scales_stride);
-        a.row_scale = nib_selftest_put(t, g, (size_t)n * sizeof *g);
+        a.codes = nib_selftest_put(&t->card, codes, (size_t)n * (size_t)a.codes_stride);
+        a.scales = nib_selftest_put(&t->card, scales, (size_t)n * (size_t)a.scales_stride);
+        a.row_scale = nib_selftest_put(&t->card, g, (size_t)n * sizeof *g);
     }
     free(codes);
     free(scales);

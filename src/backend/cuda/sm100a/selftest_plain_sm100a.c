@@ -27,13 +27,13 @@ struct plain {
 static void draw_weights(struct nib_sm100a_test *t, struct plain *p, bool fp8)
 {
     for (int32_t i = 0; i < PLAIN_BANDS * PLAIN_SCALES && fp8; i++)
-        memset(p->atoms + i * 512, 118 + (int)(nib_selftest_word(&t->random) % 16), 512);
+        memset(p->atoms + i * 512, 118 + (int)(nib_selftest_word(&t->card.random) % 16), 512);
     for (int32_t i = 0; i < PLAIN_GROUPS * PLAIN_OUT * PLAIN_IN; i++) {
         if (!fp8) {
-            p->w[i] = nib_selftest_bf16(nib_selftest_value(&t->random));
+            p->w[i] = nib_selftest_bf16(nib_selftest_value(&t->card.random));
             continue;
         }
-        uint8_t code = (uint8_t)nib_selftest_word(&t->random);
+        uint8_t code = (uint8_t)nib_selftest_word(&t->card.random);
         int32_t atom = i / PLAIN_IN / 128 * PLAIN_SCALES + i % PLAIN_IN / 128;
         float   v;
         p->codes[i] = (code & 0x7f) == 0x7f ? 0x38 : code; /* no NaN */
@@ -45,7 +45,7 @@ static void draw_weights(struct nib_sm100a_test *t, struct plain *p, bool fp8)
 /* Sums of exact products in fp32, in any order: 2^-18 of the sum of magnitudes is more than 328 roundings. */
 static void hold_plain(struct nib_sm100a_test *t, const char *kernel, const struct plain *p, int32_t n)
 {
-    for (int32_t i = 0; i < n * PLAIN_GROUPS * PLAIN_OUT && t->why[0] == 0; i++) {
+    for (int32_t i = 0; i < n * PLAIN_GROUPS * PLAIN_OUT && t->card.why[0] == 0; i++) {
         int32_t         o = i % (PLAIN_GROUPS * PLAIN_OUT), row = i / (PLAIN_GROUPS * PLAIN_OUT);
         const float    *x = p->x + (row * PLAIN_GROUPS + o / PLAIN_OUT) * PLAIN_IN;
         const uint16_t *w = p->w + o * PLAIN_IN;
@@ -55,45 +55,46 @@ static void hold_plain(struct nib_sm100a_test *t, const char *kernel, const stru
             size += fabs((double)x[k] * (double)nib_selftest_from_bf16(w[k]));
         }
         if (!(fabs((double)p->got[i] - want) <= 0x1p-18 * size))
-            (void)snprintf(t->why, t->why_bytes, "sm100a %s: row %d, element %d is %.9g, wanted %.9g", kernel, row, o,
-                           (double)p->got[i], want);
+            (void)snprintf(t->card.why, t->card.why_bytes, "sm100a %s: row %d, element %d is %.9g, wanted %.9g", kernel,
+                           row, o, (double)p->got[i], want);
     }
 }
 
 static enum nib_status test_product(struct nib_sm100a_test *t, struct plain *p, int32_t n, bool f32, bool fp8,
                                     const char *kernel)
 {
-    size_t  start = t->used;
+    size_t  start = t->card.used;
     int32_t in = PLAIN_GROUPS * PLAIN_IN, out = PLAIN_GROUPS * PLAIN_OUT;
     bool    taken = false;
     for (int32_t i = 0; i < n * in; i++) { /* 24 bits, or the eight of bf16 */
-        float v = nib_selftest_value(&t->random) + nib_selftest_value(&t->random) * 0x1p-12f;
+        float v = nib_selftest_value(&t->card.random) + nib_selftest_value(&t->card.random) * 0x1p-12f;
         p->half[i] = nib_selftest_bf16(v);
         p->x[i] = f32 ? v : nib_selftest_from_bf16(p->half[i]);
     }
     size_t                 bytes = (size_t)(n * out) * sizeof *p->got;
-    void                  *x = nib_sm100a_test_put(t, f32 ? (void *)p->x : p->half, (size_t)(n * in) * (f32 ? 4 : 2));
-    struct nib_cuda_matrix w = {.codes = nib_sm100a_test_put(t, fp8 ? (void *)p->codes : p->w,
+    void                  *x = nib_selftest_put(&t->card, f32 ? (void *)p->x : p->half,
+                                                (size_t)(n * in) * (f32 ? 4 : 2));
+    struct nib_cuda_matrix w = {.codes = nib_selftest_put(&t->card, fp8 ? (void *)p->codes : p->w,
                                                          fp8 ? sizeof p->codes : sizeof p->w),
-                                .scales = fp8 ? nib_sm100a_test_put(t, p->atoms, sizeof p->atoms) : NULL,
+                                .scales = fp8 ? nib_selftest_put(&t->card, p->atoms, sizeof p->atoms) : NULL,
                                 .type = fp8 ? NIB_WEIGHT_FP8 : NIB_WEIGHT_BF16,
                                 .layout = NIB_CUDA_ATOMS,
                                 .n_stack = 1,
                                 .n_out = out,
                                 .n_in = PLAIN_IN};
     struct nib_mat rows = {x, f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, n, in, in},
-                   y = {nib_sm100a_test_take(t, bytes), NIB_DTYPE_F32, n, out, out};
-    if (t->e == cudaSuccess)
-        t->e = cudaMemsetAsync(y.data, 0xff, bytes, t->s->handle); /* NaN */
-    if (t->e == cudaSuccess)
+                   y = {nib_selftest_take(&t->card, bytes), NIB_DTYPE_F32, n, out, out};
+    if (t->card.e == cudaSuccess)
+        t->card.e = cudaMemsetAsync(y.data, 0xff, bytes, t->s->handle); /* NaN */
+    if (t->card.e == cudaSuccess)
         NIB_TRY(nib_sm100a_plain_multiply(t->s, &rows, PLAIN_GROUPS, &w, &y, &taken));
-    if (t->e == cudaSuccess)
-        t->e = cudaMemcpyAsync(p->got, y.data, bytes, cudaMemcpyDeviceToHost, t->s->handle);
-    if (t->e == cudaSuccess)
-        t->e = cudaStreamSynchronize(t->s->handle);
-    if (t->e == cudaSuccess)
+    if (t->card.e == cudaSuccess)
+        t->card.e = cudaMemcpyAsync(p->got, y.data, bytes, cudaMemcpyDeviceToHost, t->s->handle);
+    if (t->card.e == cudaSuccess)
+        t->card.e = cudaStreamSynchronize(t->s->handle);
+    if (t->card.e == cudaSuccess)
         hold_plain(t, kernel, p, n);
-    t->used = start;
+    t->card.used = start;
     return NIB_OK;
 }
 
@@ -115,7 +116,7 @@ enum nib_status nib_sm100a_test_products(struct nib_sm100a_test *t)
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
         if (i == 0 || kernels[i].fp8 != kernels[i - 1].fp8)
             draw_weights(t, p, kernels[i].fp8);
-        if (status == NIB_OK && t->e == cudaSuccess && t->why[0] == 0)
+        if (status == NIB_OK && t->card.e == cudaSuccess && t->card.why[0] == 0)
             status = test_product(t, p, kernels[i].n, kernels[i].f32, kernels[i].fp8, kernels[i].kernel);
     }
     free(p);

@@ -10,7 +10,7 @@
 
 #include "number/kv_rows.h"
 
-enum { ARENA = 4 << 20, ALIGN = 256 };
+enum { ARENA = 4 << 20 };
 enum {
     D = 512,
     ROT = 64,
@@ -28,25 +28,6 @@ enum {
     INDEX_KEYS = INDEX_PAGES * ENTRIES,
     INDEX_VISIBLE = INDEX_KEYS - 3
 };
-
-void *nib_sm100a_test_take(struct nib_sm100a_test *t, size_t bytes)
-{
-    void *p = t->arena + t->used;
-    t->used += (bytes + ALIGN - 1) / ALIGN * ALIGN;
-    if (t->used > ARENA)
-        t->e = cudaErrorMemoryAllocation;
-    return t->used > ARENA ? t->arena : p;
-}
-
-void *nib_sm100a_test_put(struct nib_sm100a_test *t, const void *from, size_t bytes)
-{
-    void *p = nib_sm100a_test_take(t, bytes);
-    if (t->e == cudaSuccess)
-        t->e = cudaMemcpyAsync(p, from, bytes, cudaMemcpyHostToDevice, t->s->handle);
-    if (t->e == cudaSuccess)
-        t->e = cudaStreamSynchronize(t->s->handle);
-    return p;
-}
 
 /* ---- Attention ---- */
 
@@ -66,12 +47,12 @@ static struct nib_store make_store(struct nib_sm100a_test *t, enum nib_row_forma
     int32_t          n = PAGES * page_rows;
     uint8_t         *rows = calloc((size_t)n, (size_t)s.row_bytes);
     if (!rows) {
-        t->e = cudaErrorMemoryAllocation;
+        t->card.e = cudaErrorMemoryAllocation;
         return s;
     }
     for (int32_t i = 0; i < n; i++)
-        nib_selftest_kv_row(&t->random, f, (float)(1 + i % 3), D, ROT, rows + i * s.row_bytes, decoded[i]);
-    s.base = nib_sm100a_test_put(t, rows, (size_t)(n * s.row_bytes));
+        nib_selftest_kv_row(&t->card.random, f, (float)(1 + i % 3), D, ROT, rows + i * s.row_bytes, decoded[i]);
+    s.base = nib_selftest_put(&t->card, rows, (size_t)(n * s.row_bytes));
     free(rows);
     return s;
 }
@@ -79,7 +60,7 @@ static struct nib_store make_store(struct nib_sm100a_test *t, enum nib_row_forma
 static void make_attention(struct nib_sm100a_test *t, struct attention *x)
 {
     for (int32_t h = 0; h < HEADS; h++)
-        x->sink[h] = nib_selftest_value(&t->random);
+        x->sink[h] = nib_selftest_value(&t->card.random);
     for (int32_t i = 0; i < ROT / 2; i++)
         x->freq[i] = 1.0f / (float)(1 + i * i);
     for (int32_t i = 0; i < PAGES; i++) {
@@ -147,12 +128,12 @@ static void attend_head(const struct attention *x, int32_t r, int32_t h, double 
 static void hold_attention(struct nib_sm100a_test *t, const char *kernel, const struct attention *x, double scale)
 {
     double o[D], size[D];
-    for (int32_t i = 0; i < ROWS * HEADS && t->why[0] == 0; i++) {
+    for (int32_t i = 0; i < ROWS * HEADS && t->card.why[0] == 0; i++) {
         attend_head(x, i / HEADS, i % HEADS, scale, o, size);
-        for (int32_t k = 0; k < D && t->why[0] == 0; k++)
+        for (int32_t k = 0; k < D && t->card.why[0] == 0; k++)
             if (!(fabs((double)x->got[i * D + k] - o[k]) <= 0x1p-14 * size[k]))
-                (void)snprintf(t->why, t->why_bytes, "sm100a %s: row %d, element %d is %.9g, wanted %.9g", kernel,
-                               i / HEADS, i % HEADS * D + k, (double)x->got[i * D + k], o[k]);
+                (void)snprintf(t->card.why, t->card.why_bytes, "sm100a %s: row %d, element %d is %.9g, wanted %.9g",
+                               kernel, i / HEADS, i % HEADS * D + k, (double)x->got[i * D + k], o[k]);
     }
 }
 
@@ -160,7 +141,7 @@ static void hold_attention(struct nib_sm100a_test *t, const char *kernel, const 
 static void make_queries(struct nib_sm100a_test *t, struct attention *x, bool f32)
 {
     for (int32_t i = 0; i < ROWS * HEADS * D; i++) {
-        float v = nib_selftest_value(&t->random);
+        float v = nib_selftest_value(&t->card.random);
         x->half[i] = nib_selftest_bf16(v);
         x->q[i] = f32 ? v : nib_selftest_from_bf16(x->half[i]);
     }
@@ -169,18 +150,19 @@ static void make_queries(struct nib_sm100a_test *t, struct attention *x, bool f3
 static enum nib_status test_attend(struct nib_sm100a_test *t, struct attention *x, enum nib_row_format f, bool f32,
                                    const char *kernel)
 {
-    size_t start = t->used;
+    size_t start = t->card.used;
     make_queries(t, x, f32);
-    void                  *q = nib_sm100a_test_put(t, f32 ? (void *)x->q : x->half, f32 ? sizeof x->q : sizeof x->half);
+    void                  *q = nib_selftest_put(&t->card, f32 ? (void *)x->q : x->half,
+                                                f32 ? sizeof x->q : sizeof x->half);
     struct nib_rows        rows = {.n_rows = ROWS,
                                    .n_seqs = 1,
-                                   .pos = nib_sm100a_test_put(t, x->pos, sizeof x->pos),
-                                   .seq = nib_sm100a_test_put(t, x->seq, sizeof x->seq),
-                                   .window_page = nib_sm100a_test_put(t, x->page[0], sizeof x->page[0]),
-                                   .entry_page = nib_sm100a_test_put(t, x->page[1], sizeof x->page[1]),
+                                   .pos = nib_selftest_put(&t->card, x->pos, sizeof x->pos),
+                                   .seq = nib_selftest_put(&t->card, x->seq, sizeof x->seq),
+                                   .window_page = nib_selftest_put(&t->card, x->page[0], sizeof x->page[0]),
+                                   .entry_page = nib_selftest_put(&t->card, x->page[1], sizeof x->page[1]),
                                    .page_stride = PAGES};
     struct nib_attend_args a = {.q = {q, f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16, ROWS, HEADS * D, HEADS * D},
-                                .sink = nib_sm100a_test_put(t, x->sink, sizeof x->sink),
+                                .sink = nib_selftest_put(&t->card, x->sink, sizeof x->sink),
                                 .n_heads = HEADS,
                                 .head_dim = D,
                                 .n_window = WINDOW,
@@ -188,25 +170,25 @@ static enum nib_status test_attend(struct nib_sm100a_test *t, struct attention *
                                 .top_k = TOP,
                                 .scale = 0.044f,
                                 .rows = &rows,
-                                .rope = {nib_sm100a_test_put(t, x->freq, sizeof x->freq), ROT},
+                                .rope = {nib_selftest_put(&t->card, x->freq, sizeof x->freq), ROT},
                                 .window = make_store(t, f, NIB_PAGE_TOKENS, x->window),
                                 .entries = make_store(t, f, ENTRIES, x->entries),
-                                .selected = nib_sm100a_test_put(t, x->selected, sizeof x->selected),
-                                .n_selected = nib_sm100a_test_put(t, x->n_selected, sizeof x->n_selected),
-                                .o = {nib_sm100a_test_take(t, sizeof x->got), NIB_DTYPE_F32, ROWS, HEADS * D,
+                                .selected = nib_selftest_put(&t->card, x->selected, sizeof x->selected),
+                                .n_selected = nib_selftest_put(&t->card, x->n_selected, sizeof x->n_selected),
+                                .o = {nib_selftest_take(&t->card, sizeof x->got), NIB_DTYPE_F32, ROWS, HEADS * D,
                                       HEADS * D}};
-    for (int few = 0; few < 2 && t->e == cudaSuccess && t->why[0] == 0; few++) {
-        t->e = cudaMemsetAsync(a.o.data, 0xff, sizeof x->got, t->s->handle); /* NaN */
-        if (t->e == cudaSuccess)
+    for (int few = 0; few < 2 && t->card.e == cudaSuccess && t->card.why[0] == 0; few++) {
+        t->card.e = cudaMemsetAsync(a.o.data, 0xff, sizeof x->got, t->s->handle); /* NaN */
+        if (t->card.e == cudaSuccess)
             NIB_TRY(nib_sm100a_attend_launch(t->s, &a, few));
-        if (t->e == cudaSuccess)
-            t->e = cudaMemcpyAsync(x->got, a.o.data, sizeof x->got, cudaMemcpyDeviceToHost, t->s->handle);
-        if (t->e == cudaSuccess)
-            t->e = cudaStreamSynchronize(t->s->handle);
-        if (t->e == cudaSuccess)
+        if (t->card.e == cudaSuccess)
+            t->card.e = cudaMemcpyAsync(x->got, a.o.data, sizeof x->got, cudaMemcpyDeviceToHost, t->s->handle);
+        if (t->card.e == cudaSuccess)
+            t->card.e = cudaStreamSynchronize(t->s->handle);
+        if (t->card.e == cudaSuccess)
             hold_attention(t, kernel, x, (double)a.scale);
     }
-    t->used = start;
+    t->card.used = start;
     return NIB_OK;
 }
 
@@ -224,7 +206,7 @@ static enum nib_status test_attention(struct nib_sm100a_test *t)
     if (!x)
         return nib_error_set(&t->s->error, NIB_E_MEMORY, "cuda: no memory for the self-test");
     make_attention(t, x);
-    for (size_t i = 0; i < sizeof kernels / sizeof *kernels && status == NIB_OK && t->e == cudaSuccess; i++)
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels && status == NIB_OK && t->card.e == cudaSuccess; i++)
         status = test_attend(t, x, kernels[i].format, kernels[i].f32, kernels[i].kernel);
     free(x);
     return status;
@@ -249,7 +231,7 @@ static void make_indexer(struct nib_sm100a_test *t, struct indexer *x, bool fp4,
         float    v[INDEX_DIM], *to = i < INDEX_HEADS ? x->q + i * INDEX_DIM : x->key[i - INDEX_HEADS];
         uint8_t *row = i < INDEX_HEADS ? q_row : rows + (i - INDEX_HEADS) * row_bytes;
         for (int32_t k = 0; k < INDEX_DIM; k++)
-            v[k] = nib_selftest_value(&t->random) * (float)(1 << (i + k / 32) % 5);
+            v[k] = nib_selftest_value(&t->card.random) * (float)(1 << (i + k / 32) % 5);
         if (fp4) {
             nib_kv_fp4_encode(v, INDEX_DIM, row);
             nib_kv_fp4_decode(row, INDEX_DIM, to);
@@ -263,7 +245,7 @@ static void make_indexer(struct nib_sm100a_test *t, struct indexer *x, bool fp4,
     for (int32_t i = 0; i < INDEX_HEADS * INDEX_DIM; i++)
         x->half[i] = nib_selftest_bf16(x->q[i]);
     for (int32_t h = 0; h < INDEX_HEADS; h++) {
-        x->half[INDEX_HEADS * INDEX_DIM + h] = nib_selftest_bf16(nib_selftest_value(&t->random));
+        x->half[INDEX_HEADS * INDEX_DIM + h] = nib_selftest_bf16(nib_selftest_value(&t->card.random));
         x->weight[h] = nib_selftest_from_bf16(x->half[INDEX_HEADS * INDEX_DIM + h]);
     }
     for (int32_t i = 0; i < INDEX_PAGES; i++)
@@ -275,7 +257,7 @@ static void make_indexer(struct nib_sm100a_test *t, struct indexer *x, bool fp4,
  * two bf16 parts hold these queries exactly). */
 static void hold_scores(struct nib_sm100a_test *t, const char *kernel, const struct indexer *x, double scale, bool f32)
 {
-    for (int32_t e = 0; e < INDEX_VISIBLE && t->why[0] == 0; e++) {
+    for (int32_t e = 0; e < INDEX_VISIBLE && t->card.why[0] == 0; e++) {
         const float *key = x->key[x->page[e / ENTRIES] * ENTRIES + e % ENTRIES];
         double       want = 0, size = 0;
         for (int32_t h = 0; h < INDEX_HEADS; h++) {
@@ -288,7 +270,7 @@ static void hold_scores(struct nib_sm100a_test *t, const char *kernel, const str
             size += fabs((double)x->weight[h]) * scale * (f32 ? 0x1p-20 * all : 0x1p-7 * fmax(dot, 0) + 0x1p-20 * all);
         }
         if (!(fabs((double)x->got[e] - want) <= size + (f32 ? 0 : 0x1p-7 * fabs(want))))
-            (void)snprintf(t->why, t->why_bytes, "sm100a %s: entry %d is %.9g, wanted %.9g", kernel, e,
+            (void)snprintf(t->card.why, t->card.why_bytes, "sm100a %s: entry %d is %.9g, wanted %.9g", kernel, e,
                            (double)x->got[e], want);
     }
 }
@@ -299,15 +281,15 @@ static enum nib_status test_index(struct nib_sm100a_test *t, struct indexer *x, 
     int64_t             row_bytes = nib_row_bytes(f, INDEX_DIM, 0);
     enum nib_dtype      dtype = f32 ? NIB_DTYPE_F32 : NIB_DTYPE_BF16;
     make_indexer(t, x, fp4, f32, row_bytes);
-    const uint16_t *half = nib_sm100a_test_put(t, x->half, sizeof x->half);
-    void *q = f32 ? nib_sm100a_test_put(t, x->q, sizeof x->q) : (void *)(uintptr_t)half,
-         *weight = f32 ? nib_sm100a_test_put(t, x->weight, sizeof x->weight)
+    const uint16_t *half = nib_selftest_put(&t->card, x->half, sizeof x->half);
+    void *q = f32 ? nib_selftest_put(&t->card, x->q, sizeof x->q) : (void *)(uintptr_t)half,
+         *weight = f32 ? nib_selftest_put(&t->card, x->weight, sizeof x->weight)
                        : (void *)(uintptr_t)(half + INDEX_HEADS * INDEX_DIM);
     struct nib_rows rows = {.n_rows = 1,
                             .n_seqs = 1,
-                            .pos = nib_sm100a_test_put(t, &x->pos, sizeof x->pos),
-                            .seq = nib_sm100a_test_put(t, &x->seq, sizeof x->seq),
-                            .entry_page = nib_sm100a_test_put(t, x->page, sizeof x->page),
+                            .pos = nib_selftest_put(&t->card, &x->pos, sizeof x->pos),
+                            .seq = nib_selftest_put(&t->card, &x->seq, sizeof x->seq),
+                            .entry_page = nib_selftest_put(&t->card, x->page, sizeof x->page),
                             .page_stride = INDEX_PAGES};
     struct nib_index_select_args a = {
         .q = {q, dtype, 1, INDEX_HEADS * INDEX_DIM, INDEX_HEADS * INDEX_DIM},
@@ -318,18 +300,18 @@ static enum nib_status test_index(struct nib_sm100a_test *t, struct indexer *x, 
         .top_k = 1,
         .scale = 0.125f,
         .rows = &rows,
-        .keys = {nib_sm100a_test_put(t, x->row, sizeof x->row), f, ENTRIES, row_bytes},
+        .keys = {nib_selftest_put(&t->card, x->row, sizeof x->row), f, ENTRIES, row_bytes},
     };
-    float *score = nib_sm100a_test_take(t, sizeof x->got);
-    if (t->e == cudaSuccess)
-        t->e = cudaMemsetAsync(score, 0xff, sizeof x->got, t->s->handle); /* NaN */
-    if (t->e == cudaSuccess)
+    float *score = nib_selftest_take(&t->card, sizeof x->got);
+    if (t->card.e == cudaSuccess)
+        t->card.e = cudaMemsetAsync(score, 0xff, sizeof x->got, t->s->handle); /* NaN */
+    if (t->card.e == cudaSuccess)
         NIB_TRY(nib_sm100a_index_scores(t->s, &a, 0, 1, INDEX_VISIBLE, score, INDEX_KEYS));
-    if (t->e == cudaSuccess)
-        t->e = cudaMemcpyAsync(x->got, score, sizeof x->got, cudaMemcpyDeviceToHost, t->s->handle);
-    if (t->e == cudaSuccess)
-        t->e = cudaStreamSynchronize(t->s->handle);
-    if (t->e == cudaSuccess)
+    if (t->card.e == cudaSuccess)
+        t->card.e = cudaMemcpyAsync(x->got, score, sizeof x->got, cudaMemcpyDeviceToHost, t->s->handle);
+    if (t->card.e == cudaSuccess)
+        t->card.e = cudaStreamSynchronize(t->s->handle);
+    if (t->card.e == cudaSuccess)
         hold_scores(t, kernel, x, (double)a.scale, f32);
     return NIB_OK;
 }
@@ -340,9 +322,9 @@ static enum nib_status test_indexer(struct nib_sm100a_test *t)
     if (!x)
         return nib_error_set(&t->s->error, NIB_E_MEMORY, "cuda: no memory for the self-test");
     enum nib_status status = test_index(t, x, true, true, "index_fp4");
-    if (status == NIB_OK && t->e == cudaSuccess && t->why[0] == 0)
+    if (status == NIB_OK && t->card.e == cudaSuccess && t->card.why[0] == 0)
         status = test_index(t, x, false, false, "index_bf16");
-    if (status == NIB_OK && t->e == cudaSuccess && t->why[0] == 0)
+    if (status == NIB_OK && t->card.e == cudaSuccess && t->card.why[0] == 0)
         status = test_index(t, x, false, true, "index_f32_bf16");
     free(x);
     return status;
@@ -352,18 +334,21 @@ static enum nib_status test_indexer(struct nib_sm100a_test *t)
 
 enum nib_status nib_sm100a_selftest(struct nib_stream *s, char *why, size_t why_bytes)
 {
-    struct nib_sm100a_test     t = {.s = s, .random = 7, .why = why, .why_bytes = why_bytes};
+    struct nib_sm100a_test t = {
+        .s = s,
+        .card = {.queue = s->handle, .size = ARENA, .random = 7, .why = why, .why_bytes = why_bytes},
+    };
     enum nib_status status = NIB_OK;
-    t.e = cudaMalloc((void **)&t.arena, ARENA);
-    if (t.e == cudaSuccess)
+    t.card.e = cudaMalloc((void **)&t.card.arena, ARENA);
+    if (t.card.e == cudaSuccess)
         status = test_attention(&t);
-    if (status == NIB_OK && t.e == cudaSuccess && why[0] == 0)
+    if (status == NIB_OK && t.card.e == cudaSuccess && why[0] == 0)
         status = test_indexer(&t);
-    if (status == NIB_OK && t.e == cudaSuccess && why[0] == 0)
+    if (status == NIB_OK && t.card.e == cudaSuccess && why[0] == 0)
         status = nib_sm100a_test_products(&t);
-    if (status == NIB_OK && t.e != cudaSuccess)
-        status = nib_cuda_check(s, t.e, "self-test");
+    if (status == NIB_OK && t.card.e != cudaSuccess)
+        status = nib_cuda_check(s, t.card.e, "self-test");
     (void)cudaStreamSynchronize(s->handle);
-    (void)cudaFree(t.arena);
+    (void)cudaFree(t.card.arena);
     return status;
 }
