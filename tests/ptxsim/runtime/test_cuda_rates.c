@@ -12,6 +12,7 @@
 #include "backend/cuda/backend_cuda.h"
 #include "backend/meter.h"
 #include "ptxsim/runtime/runtime_stub.h"
+#include "ptxsim/runtime/small_dims.h"
 
 /* Zeroed memory of the card. */
 static void *taken(size_t bytes)
@@ -116,11 +117,62 @@ static void limits(void **state)
     assert_string_equal(err.text, "backend 'cpu' has no card whose limits could be measured");
 }
 
+/* What a meter times: a norm of two rows, which the backend would let wait for the next launch. */
+static enum nib_status norm_rows(struct nib_stream *s, void *data)
+{
+    return nib_backend_cuda.ops->norm(s, data);
+}
+
+/* The op has run when its time is known, and behind a failed launch there is none. */
+static void timing(void **state)
+{
+    enum { N = 2 * SMALL_COLS };
+    const struct nib_backend_api   *api = &nib_backend_cuda;
+    const struct nib_backend_config config = {.dims = SMALL_DIMS};
+    const struct nib_meter         *meter = nib_meter_of(api);
+    struct nib_backend *b = NULL;
+    struct nib_error    err = {0};
+    float               x[N], got[N];
+    double              seconds = 0;
+    (void)state;
+    (void)setenv("NIB_PTXSIM_CARD", "90", 1);
+    assert_null(nib_meter_of(&nib_backend_cpu));
+    assert_non_null(meter);
+    if (api->open(&config, &b, &err) != NIB_OK)
+        fail_msg("%s", err.text);
+    struct nib_stream *s = api->stream(b);
+    float *rows = api->alloc(b, sizeof x), *y = api->alloc(b, sizeof x), *weight = api->alloc(b, sizeof x);
+    for (int i = 0; i < N; i++)
+        x[i] = i < SMALL_COLS ? 2 : -4; /* rows of one magnitude, which the norm brings to 1 */
+    assert_int_equal(api->upload(s, rows, x, sizeof x), NIB_OK);
+    for (int i = 0; i < N; i++)
+        x[i] = 3;
+    assert_int_equal(api->upload(s, weight, x, sizeof x), NIB_OK);
+    struct nib_norm_args a = {
+        .x = {rows, NIB_DTYPE_F32, 2, SMALL_COLS, SMALL_COLS},
+        .weight = weight,
+        .y = {.plain = {y, NIB_DTYPE_F32, 2, SMALL_COLS, SMALL_COLS}, .rows = 2, .cols = SMALL_COLS},
+    };
+    assert_int_equal(meter->time(s, norm_rows, &a, &seconds), NIB_OK);
+    assert_float_equal(seconds, 0.01, 1e-9);
+    fetch(got, y, sizeof got);
+    for (int i = 0; i < N; i++)
+        assert_float_equal(got[i], i < SMALL_COLS ? 3 : -3, 0);
+    ptxsim_fail_launch(1, cudaErrorLaunchFailure);
+    assert_int_equal(meter->time(s, norm_rows, &a, &seconds), NIB_E_DEVICE);
+    api->why(s, &err);
+    assert_non_null(strstr(err.text, "timing an op"));
+    api->release(b, rows);
+    api->release(b, y);
+    api->release(b, weight);
+    api->close(b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hopper),  cmocka_unit_test(data_centre), cmocka_unit_test(rtx),
-        cmocka_unit_test(reading), cmocka_unit_test(limits),
+        cmocka_unit_test(reading), cmocka_unit_test(limits),      cmocka_unit_test(timing), /* loses the device: last */
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
