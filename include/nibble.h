@@ -81,8 +81,8 @@ struct nib_options {
     int32_t            n_drafts;   /* most tokens that may be drafted in a step for a sequence, 0 to 8; above 0 sets
                                       mtp; 0 */
     uint32_t           cpu_mask;   /* CPU features that may be used; ~0 */
-    const char        *cpu;        /* level of the cpu backend's kernels: "c", "avx2", "avx512", "vnni", "neon" or
-                                      "dotprod", refused where the machine lacks it; NULL: the machine's best */
+    const char        *cpu;        /* level of the cpu backend's kernels: "c", "avx2", "avx512", "vnni", "bf16", "neon"
+                                      or "dotprod", refused where the machine lacks it; NULL: the machine's best */
     /* cuda: file in which it is kept what the self-test of kernels that have not run on hardware yet found on this card
      * with this driver and program, so that it does not run at every open. Made where it is missing, with its
      * folders; where it is damaged, not ours or cannot be written, the test runs and nothing fails. NULL: it always

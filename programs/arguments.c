@@ -238,7 +238,7 @@ static const char *const act_quant_names[] = {"auto", "none", "fp8", "nvfp4", "i
 static const char *const kv_names[] = {"f32", "bf16", "fp8", "nvfp4", NULL};
 const char *const cli_numerics_names[] = {"model", "release", "bf16", "auto", NULL};
 
-const char *const cli_cpu_names[] = {"auto", "c", "avx2", "avx512", "vnni", "neon", "dotprod", NULL};
+const char *const cli_cpu_names[] = {"auto", "c", "avx2", "avx512", "vnni", "bf16", "neon", "dotprod", NULL};
 
 const char *const cli_draft_names[] = {"0", "1", "2", "3", "4", "5", "6", "7", "8", "auto", NULL};
 

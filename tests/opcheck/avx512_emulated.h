@@ -143,6 +143,61 @@ EMU emu_s32 emu_dpbusd(emu_s32 sum, emu_u8 a, emu_s8 b)
     return sum;
 }
 
+/* One multiply-add of vdpbf16ps: subnormal factors, sums and results are 0, whatever the modes of the processor. */
+EMU float emu_normal(float v) { return __builtin_fabsf(v) < 0x1p-126f ? __builtin_copysignf(0, v) : v; }
+
+EMU float emu_bf16_fma(uint16_t a, uint16_t b, float sum)
+{
+    uint32_t bits[2] = {(uint32_t)a << 16, (uint32_t)b << 16};
+    float    f[2];
+    memcpy(f, bits, sizeof f);
+    return emu_normal(__builtin_fmaf(emu_normal(f[0]), emu_normal(f[1]), emu_normal(sum)));
+}
+
+/* The odd pair first. Called, for hundreds of copies of this take a compiler minutes. */
+static __attribute__((noinline, unused)) emu_f32 emu_dpbf16(emu_f32 sum, emu_u16 a, emu_u16 b)
+{
+    for (int i = 0; i < 16; i++) {
+        sum[i] = emu_bf16_fma(a[2 * i + 1], b[2 * i + 1], sum[i]);
+        sum[i] = emu_bf16_fma(a[2 * i], b[2 * i], sum[i]);
+    }
+    return sum;
+}
+
+EMU emu_s32 emu_permute_16(emu_u16 k, emu_u16 a)
+{
+    emu_u16 r;
+    for (int i = 0; i < 32; i++)
+        r[i] = a[k[i] & 31];
+    return (emu_s32)r;
+}
+
+EMU emu_s32 emu_shift_16(emu_u16 a, emu_u16 n)
+{
+    emu_u16 r;
+    for (int i = 0; i < 32; i++)
+        r[i] = n[i] > 15 ? 0 : (uint16_t)(a[i] >> n[i]);
+    return (emu_s32)r;
+}
+
+EMU __m256i emu_low_16(emu_s32 a)
+{
+    uint16_t units[16];
+    __m256i  r;
+    for (int i = 0; i < 16; i++)
+        units[i] = (uint16_t)a[i];
+    memcpy(&r, units, sizeof r);
+    return r;
+}
+
+EMU emu_s32 emu_min(emu_s32 a, emu_s32 b)
+{
+    emu_s32 r;
+    for (int i = 0; i < 16; i++)
+        r[i] = a[i] < b[i] ? a[i] : b[i];
+    return r;
+}
+
 EMU uint32_t emu_signs(emu_s32 a)
 {
     uint32_t signs = 0;
@@ -163,6 +218,7 @@ EMU void emu_store(float *p, emu_f32 v) { memcpy(p, &v, sizeof v); }
 #undef _mm512_setr_ps
 #define __m512                         emu_f32
 #define __m512i                        emu_s32
+#define __m512bh                       emu_u16
 #define _mm512_set1_epi32(v)           emu_set1_32(v)
 #define _mm512_set1_epi16(v)           emu_set1_16(v)
 #define _mm512_set1_epi8(v)            emu_set1_8(v)
@@ -189,3 +245,8 @@ EMU void emu_store(float *p, emu_f32 v) { memcpy(p, &v, sizeof v); }
 #define _mm512_maddubs_epi16(a, b)     emu_maddubs((emu_u8)(a), (emu_s8)(b))
 #define _mm512_madd_epi16(a, b)        emu_madd((emu_s16)(a), (emu_s16)(b))
 #define _mm512_dpbusd_epi32(sum, a, b) emu_dpbusd(sum, (emu_u8)(a), (emu_s8)(b))
+#define _mm512_dpbf16_ps(sum, a, b)    emu_dpbf16(sum, a, b)
+#define _mm512_permutexvar_epi16(k, a) emu_permute_16((emu_u16)(k), (emu_u16)(a))
+#define _mm512_srlv_epi16(a, n)        emu_shift_16((emu_u16)(a), (emu_u16)(n))
+#define _mm512_cvtepi32_epi16(a)       emu_low_16(a)
+#define _mm512_min_epi32(a, b)         emu_min(a, b)

@@ -13,6 +13,7 @@
 static void test_masks(void **state)
 {
     const unsigned   zen3 = NIB_CPU_AVX2, icelake = NIB_CPU_AVX2 | NIB_CPU_AVX512 | NIB_CPU_VNNI;
+    const unsigned   zen4 = icelake | NIB_CPU_BF16, sapphire = zen4 | NIB_CPU_AMX;
     const unsigned   graviton = NIB_CPU_NEON | NIB_CPU_DOTPROD;
     struct nib_error err;
     unsigned         mask = 77;
@@ -29,6 +30,10 @@ static void test_masks(void **state)
         {"avx512", zen3, 0, NIB_E_UNSUPPORTED},
         {"vnni", icelake, icelake, NIB_OK},
         {"vnni", NIB_CPU_AVX2 | NIB_CPU_AVX512, 0, NIB_E_UNSUPPORTED},
+        {"bf16", zen4, zen4, NIB_OK},
+        {"bf16", sapphire, zen4, NIB_OK},
+        {"bf16", icelake, 0, NIB_E_UNSUPPORTED},
+        {"vnni", zen4, icelake, NIB_OK},
         {"neon", graviton, NIB_CPU_NEON, NIB_OK},
         {"neon", icelake, 0, NIB_E_UNSUPPORTED},
         {"dotprod", graviton, graviton, NIB_OK},
@@ -46,6 +51,28 @@ static void test_masks(void **state)
     }
     (void)nib_cpu_level_mask("vnni", zen3, &mask, &err);
     assert_string_equal(err.text, "cpu level 'vnni' was asked for, but this machine's best level is 'avx2'");
+    (void)nib_cpu_level_mask("neon", sapphire, &mask, &err);
+    assert_string_equal(err.text, "cpu level 'neon' was asked for, but this machine's best level is 'vnni'");
+}
+
+/* The level bf16 is a machine's own where no AMX says that it would be slower; by name it is to be had there too. */
+static void test_bf16(void **state)
+{
+    (void)state;
+    const unsigned         zen4 = NIB_CPU_AVX2 | NIB_CPU_AVX512 | NIB_CPU_VNNI | NIB_CPU_BF16;
+    struct nib_cpu_kernels k;
+    if ((nib_cpu_flags_detect() & zen4) == zen4) { /* tables are filled with its instructions */
+        nib_cpu_kernels_init(&k, zen4 | NIB_CPU_AMX);
+        assert_string_equal(k.name, "vnni");
+        assert_null(k.tile_bf16);
+        nib_cpu_kernels_init(&k, zen4);
+        assert_string_equal(k.name, "bf16");
+        assert_non_null(k.tile_bf16);
+        assert_non_null(k.bf16_take);
+    }
+    nib_cpu_kernels_init(&k, 0);
+    assert_string_equal(k.name, "c");
+    assert_null(k.tile_bf16);
 }
 
 /* Integer rows are the default on all levels but one that was not measured. */
@@ -72,7 +99,7 @@ static void test_prefers_int8(void **state)
 /* Each level of this machine gets its own table; a larger mask never a lower one. */
 static void test_tables(void **state)
 {
-    static const char *const names[] = {"c", "avx2", "avx512", "vnni", "neon", "dotprod"};
+    static const char *const names[] = {"c", "avx2", "avx512", "vnni", "bf16", "neon", "dotprod"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct nib_cpu_kernels k;
@@ -112,7 +139,7 @@ static void test_orders(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_masks), cmocka_unit_test(test_prefers_int8),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_masks), cmocka_unit_test(test_bf16), cmocka_unit_test(test_prefers_int8),
                                        cmocka_unit_test(test_tables),
                                        cmocka_unit_test(test_orders)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -46,6 +46,12 @@ static void counted_codes(const struct nib_cpu_tile *t)
     g_inner.tile_codes(t);
 }
 
+static void counted_bf16(const struct nib_cpu_tile *t)
+{
+    note(t);
+    g_inner.tile_bf16(t);
+}
+
 static bool ends_with(const char *text, const char *end)
 {
     const size_t n = strlen(text), m = strlen(end);
@@ -126,6 +132,7 @@ static void check_model(const char *format, enum nib_act_quant act)
     g_inner = s->k;
     s->k.tile_plain = counted_plain;
     s->k.tile_codes = counted_codes;
+    s->k.tile_bf16 = g_inner.tile_bf16 ? counted_bf16 : NULL;
     for (int i = 0; i < N_SEQS; i++)
         assert_int_equal(nib_seq_open(e, &seq[i], &err), NIB_OK);
     expect(m, &n_panels, &bytes);

@@ -39,7 +39,7 @@ static float *random_floats(size_t n)
 
 static void each_level(void (*check)(void))
 {
-    static const char *const names[] = {"c", "avx2", "avx512", "vnni", "neon", "dotprod"};
+    static const char *const names[] = {"c", "avx2", "avx512", "vnni", "bf16", "neon", "dotprod"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         unsigned mask;
         if (nib_cpu_level_mask(names[i], nib_cpu_flags_detect(), &mask, NULL) != NIB_OK)

@@ -133,7 +133,7 @@ static void check_level(const char *name)
 static void test_levels(void **state)
 {
     (void)state;
-    static const char *const names[] = {"c", "avx2", "avx512", "vnni", "neon", "dotprod"};
+    static const char *const names[] = {"c", "avx2", "avx512", "vnni", "bf16", "neon", "dotprod"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         check_level(names[i]);
 }

@@ -26,6 +26,8 @@ static void fill_all(struct nib_cpu_kernels *k)
         }
     k->tile_plain = tile_plain;
     k->tile_codes = tile_codes;
+    k->tile_bf16 = NULL;
+    k->bf16_take = NULL;
     k->codes_open = codes_open;
     k->dot_rows = dot_rows;
     k->add_weighted = add_weighted;

@@ -104,6 +104,10 @@ static void lay_out(struct nib_stream *s, struct nib_cpu_thread *threads, struct
     x->values = take(a, rows * nib_cpu_stride(s->quant_cols), sizeof(float));
     x->code_memory = take(a, rows, nib_cpu_codes_bytes(s->quant_cols));
     x->codes = take(a, rows, sizeof *x->codes);
+    for (int i = 0; i < 2; i++) {
+        x->bf16[i] = take(a, rows * (i ? nib_cpu_stride(s->quant_cols) : s->plain_stride), sizeof(uint16_t));
+        x->bf16_row[i] = take(a, rows, sizeof *x->bf16_row[i]);
+    }
     x->out = take(a, rows * s->quant_cols, sizeof(float));
     x->router = take(a, rows * d->n_experts, sizeof(float));
     x->chosen = take(a, pairs, sizeof(int32_t));
@@ -116,6 +120,7 @@ static void lay_out(struct nib_stream *s, struct nib_cpu_thread *threads, struct
     x->inner_code_memory = take(a, 1, (size_t)pairs * nib_cpu_codes_bytes(d->n_inner) +
                                           (size_t)rows * nib_cpu_codes_bytes(d->n_inner_shared));
     x->inner_codes = take(a, pairs + rows, sizeof *x->inner_codes);
+    x->inner_bf16 = take(a, pairs + rows, sizeof *x->inner_bf16);
     x->index_score = take(a, (int64_t)NIB_CPU_INDEX_ROWS * s->n_entries_max, sizeof(float));
     int64_t queries = NIB_CPU_INDEX_ROWS * d->n_index_heads, blocks = (d->index_dim + 31) / 32;
     x->codes_fp4 = take(a, queries * d->index_dim, 1);

@@ -56,6 +56,8 @@ struct nib_cpu_scratch {
     float                  *values;     /* [GROUP_ROWS][nib_cpu_stride(quant_cols)]: quantised rows as fp32 */
     uint8_t                *code_memory; /* [GROUP_ROWS] integer rows opened, nib_cpu_codes_bytes each */
     struct nib_cpu_code_row *codes;     /* [GROUP_ROWS] */
+    uint16_t               *bf16[2];    /* the same rows as plain and as values in bf16 */
+    struct nib_cpu_bf16_row *bf16_row[2]; /* [GROUP_ROWS] */
     float                  *out;        /* [GROUP_ROWS][quant_cols] */
     float                  *router;     /* [GROUP_ROWS][n_experts] */
     int32_t                *chosen;     /* [GROUP_ROWS][top_k] */
@@ -67,6 +69,7 @@ struct nib_cpu_scratch {
     float                  *inner;      /* [GROUP_ROWS * top_k][n_inner] and [GROUP_ROWS][n_inner_shared], nib_cpu_stride each */
     uint8_t                *inner_code_memory;
     struct nib_cpu_code_row *inner_codes; /* [GROUP_ROWS * (top_k + 1)] */
+    struct nib_cpu_bf16_row *inner_bf16;  /* likewise; in the memory of inner */
     float                  *index_score; /* [INDEX_ROWS][n_entries_max] */
     int8_t                 *codes_fp4;   /* [INDEX_ROWS][n_index_heads][index_dim]: see struct nib_cpu_fp4_queries */
     float                  *scales_fp4;  /* [INDEX_ROWS][n_index_heads][blocks of 32] */
@@ -162,17 +165,25 @@ void nib_cpu_kv_read(const struct nib_stream *s, enum nib_row_format f, const ui
 /* ---- Matrix products (matmul_cpu.c) ---- */
 
 /* Rows made ready for tiles, in the forms that weights need: fp32 of the plain and of the quantised part, zeros up to a
- * whole block; or integer rows opened (NVFP4 and INT8 rows that meet a 4-bit weight). */
+ * whole block; the same in bf16 where a level multiplies that faster and the rows are exact in it, as BF16 rows are and FP8
+ * ones, whose encoder leaves none below 2^-31; or integer rows opened (NVFP4 and INT8 rows that meet a 4-bit weight). */
 struct nib_cpu_rows {
     const float                   *plain, *values;
     const struct nib_cpu_code_row *codes;
+    const struct nib_cpu_bf16_row *plain_bf16, *values_bf16;
     int64_t                        plain_stride, values_stride;
 };
 
-enum nib_cpu_need { NIB_CPU_NEED_PLAIN = 1, NIB_CPU_NEED_VALUES = 2, NIB_CPU_NEED_CODES = 4 };
+enum nib_cpu_need {
+    NIB_CPU_NEED_PLAIN = 1,
+    NIB_CPU_NEED_VALUES = 2,
+    NIB_CPU_NEED_CODES = 4,
+    NIB_CPU_NEED_PLAIN_BF16 = 8,
+    NIB_CPU_NEED_VALUES_BF16 = 16
+};
 
-/* Which of them a weight multiplies. */
-unsigned nib_cpu_need_of(const struct nib_weight *w);
+/* Which of them a weight multiplies; `plain` is the type of the plain rows. */
+unsigned nib_cpu_need_of(const struct nib_stream *s, const struct nib_weight *w, enum nib_dtype plain);
 /* Channels up to a whole block. */
 static inline int32_t nib_cpu_padded(int32_t cols)
 {

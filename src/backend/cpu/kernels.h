@@ -17,7 +17,9 @@ enum nib_cpu_flags {
     NIB_CPU_AVX512 = 2,
     NIB_CPU_VNNI = 4,
     NIB_CPU_NEON = 8,
-    NIB_CPU_DOTPROD = 16
+    NIB_CPU_DOTPROD = 16,
+    NIB_CPU_BF16 = 32, /* AVX-512 BF16 */
+    NIB_CPU_AMX = 64   /* AMX of BF16, whose processors run AVX-512 BF16 at half the rate of fp32: no level */
 };
 
 /* Outputs of a panel, and channels that one scale and one chain of multiply-adds belong to. */
@@ -46,6 +48,7 @@ struct nib_cpu_matrix {
     const uint8_t       *codes, *scales;
     int64_t              codes_stride, scales_stride;
     float                global_scale;
+    const uint8_t       *least; /* BF16 on a rung with tile_bf16: by panel the least exponent field of values that are not 0, else 255 */
 };
 
 /* Which of an octet's elements stands where: element i is channel i % 8 of output i / 8 for FP8 and BF16; of 4-bit codes
@@ -71,11 +74,19 @@ struct nib_cpu_code_row {
     float                            row_scale; /* for the sums at the end, halves of doubled codes included */
 };
 
+/* A row that is exact in bf16, zeros up to a whole block, and the least exponent field of its values that are not 0 (255 if
+ * there are none). */
+struct nib_cpu_bf16_row {
+    const uint16_t *x;
+    uint8_t         least;
+};
+
 struct nib_cpu_tile {
     const struct nib_cpu_matrix          *w;
     int32_t                               out, n_outs, n_rows; /* out begins a panel unless w is F32 */
     const float *const                   *x;  /* [n_rows] fp32 rows, zeros up to a whole block: tile_plain */
     const struct nib_cpu_code_row *const *xi; /* [n_rows]: tile_codes */
+    const struct nib_cpu_bf16_row        *xh; /* [n_rows]: tile_bf16 */
     float                                *y;  /* [n_rows][NIB_CPU_TILE_OUTS], 64-byte aligned; all of a panel is written */
     float                                *work; /* NIB_CPU_TILE_WORK floats, 64-byte aligned */
 };
@@ -100,6 +111,10 @@ struct nib_cpu_kernels {
     /* NVFP4 and MXFP4 weights: integer sums of 16 channels, times both block scales, summed in fp32 over blocks,
      * times the row's and the matrix's global scale at the end. */
     void (*tile_codes)(const struct nib_cpu_tile *t);
+    /* As tile_plain for rows in bf16 and any weights but F32; NULL where fp32 rows are no slower. */
+    void (*tile_bf16)(const struct nib_cpu_tile *t);
+    /* n fp32 values that are exact in bf16 as such, which may be the same memory; returns `least` of a row. With tile_bf16. */
+    uint8_t (*bf16_take)(const float *x, int32_t n, uint16_t *out);
     /* n codes and their scales of an NVFP4 or INT8 row into blocks. */
     void (*codes_open)(enum nib_act_format format, const uint8_t *codes, const uint8_t *scales, int32_t n,
                        struct nib_cpu_code_block *out);
@@ -168,7 +183,7 @@ unsigned nib_cpu_flags_detect(void);
 void     nib_cpu_kernels_init(struct nib_cpu_kernels *k, unsigned flags);
 /* Whether a machine with these features multiplies integer rows so much faster that they are the default. */
 bool nib_cpu_prefers_int8(unsigned flags);
-/* The features of a level by name ("c", "avx2", "avx512", "vnni", "neon", "dotprod") and of those below it. An error for an
+/* The features of a level by name ("c", "avx2", "avx512", "vnni", "bf16", "neon", "dotprod") and of those below it. An error for an
  * unknown name, and for one that needs more than the machine has. */
 enum nib_status nib_cpu_level_mask(const char *name, unsigned has, unsigned *mask, struct nib_error *err);
 
@@ -177,6 +192,7 @@ void nib_cpu_kernels_fill_c(struct nib_cpu_kernels *k);       /* every slot */
 void nib_cpu_kernels_fill_avx2(struct nib_cpu_kernels *k);    /* every slot */
 void nib_cpu_kernels_fill_avx512(struct nib_cpu_kernels *k);  /* every slot */
 void nib_cpu_kernels_fill_vnni(struct nib_cpu_kernels *k);    /* integer rows */
+void nib_cpu_kernels_fill_bf16(struct nib_cpu_kernels *k);    /* rows in bf16 */
 void nib_cpu_kernels_fill_neon(struct nib_cpu_kernels *k);    /* every slot */
 void nib_cpu_kernels_fill_dotprod(struct nib_cpu_kernels *k); /* integer rows */
 

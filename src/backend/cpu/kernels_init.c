@@ -26,6 +26,7 @@ unsigned nib_cpu_flags_detect(void)
 {
     const unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
     const unsigned avx2 = 1u << 5, avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, vnni = 1u << 11;
+    const unsigned amx_bf16 = 1u << 22, bf16 = 1u << 5;
     const unsigned basic = fma | osxsave | avx | f16c;
     unsigned       a, b, c, d, flags = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d) || (c & basic) != basic)
@@ -36,6 +37,11 @@ unsigned nib_cpu_flags_detect(void)
     flags |= NIB_CPU_AVX2;
     if ((b & avx512) == avx512 && (states & 0xe6) == 0xe6) /* F, DQ, BW, VL */
         flags |= NIB_CPU_AVX512 | (c & vnni ? NIB_CPU_VNNI : 0u);
+    if (flags & NIB_CPU_VNNI) {
+        flags |= d & amx_bf16 ? NIB_CPU_AMX : 0u;
+        if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & bf16)
+            flags |= NIB_CPU_BF16;
+    }
     return flags;
 }
 
@@ -52,26 +58,30 @@ unsigned nib_cpu_flags_detect(void) { return 0; }
 
 #endif
 
-/* Each rung needs those before it in its architecture's list. */
+/* Each rung needs those before it in its architecture's list, and is no machine's own where it has what the rung loses to: such
+ * a one is taken by name only. */
 static const struct level {
     const char *name;
-    unsigned    flags;
+    unsigned    flags, unless;
     void (*fill)(struct nib_cpu_kernels *k);
 } levels[] = {
-    {"c", 0, nib_cpu_kernels_fill_c},
-    {"avx2", NIB_CPU_AVX2, nib_cpu_kernels_fill_avx2},
-    {"avx512", NIB_CPU_AVX2 | NIB_CPU_AVX512, nib_cpu_kernels_fill_avx512},
-    {"vnni", NIB_CPU_AVX2 | NIB_CPU_AVX512 | NIB_CPU_VNNI, nib_cpu_kernels_fill_vnni},
-    {"neon", NIB_CPU_NEON, nib_cpu_kernels_fill_neon},
-    {"dotprod", NIB_CPU_NEON | NIB_CPU_DOTPROD, nib_cpu_kernels_fill_dotprod},
+    {"c", 0, 0, nib_cpu_kernels_fill_c},
+    {"avx2", NIB_CPU_AVX2, 0, nib_cpu_kernels_fill_avx2},
+    {"avx512", NIB_CPU_AVX2 | NIB_CPU_AVX512, 0, nib_cpu_kernels_fill_avx512},
+    {"vnni", NIB_CPU_AVX2 | NIB_CPU_AVX512 | NIB_CPU_VNNI, 0, nib_cpu_kernels_fill_vnni},
+    {"bf16", NIB_CPU_AVX2 | NIB_CPU_AVX512 | NIB_CPU_VNNI | NIB_CPU_BF16, NIB_CPU_AMX, nib_cpu_kernels_fill_bf16},
+    {"neon", NIB_CPU_NEON, 0, nib_cpu_kernels_fill_neon},
+    {"dotprod", NIB_CPU_NEON | NIB_CPU_DOTPROD, 0, nib_cpu_kernels_fill_dotprod},
 };
 
 enum { N_LEVELS = sizeof levels / sizeof *levels };
 
+static bool is_own(const struct level *l, unsigned has) { return (l->flags & has) == l->flags && !(l->unless & has); }
+
 void nib_cpu_kernels_init(struct nib_cpu_kernels *k, unsigned flags)
 {
     for (int i = 0; i < N_LEVELS; i++)
-        if ((levels[i].flags & flags) == levels[i].flags)
+        if (is_own(&levels[i], flags))
             levels[i].fill(k);
 }
 
@@ -79,7 +89,7 @@ enum nib_status nib_cpu_level_mask(const char *name, unsigned has, unsigned *mas
 {
     const char *best = "c";
     for (int i = 0; i < N_LEVELS; i++)
-        if ((levels[i].flags & has) == levels[i].flags)
+        if (is_own(&levels[i], has))
             best = levels[i].name;
     for (int i = 0; i < N_LEVELS; i++)
         if (strcmp(levels[i].name, name) == 0) {
@@ -90,5 +100,5 @@ enum nib_status nib_cpu_level_mask(const char *name, unsigned has, unsigned *mas
                                  "cpu level '%s' was asked for, but this machine's best level is '%s'", name, best);
         }
     return nib_error_set(err, NIB_E_ARGUMENT,
-                         "cpu level '%s' is unknown, wanted c, avx2, avx512, vnni, neon or dotprod", name);
+                         "cpu level '%s' is unknown, wanted c, avx2, avx512, vnni, bf16, neon or dotprod", name);
 }

@@ -54,7 +54,7 @@ static void linear_group(struct nib_stream *s, const struct nib_linear_args *a, 
     int32_t               block0[NIB_LINEAR_MAX + 1] = {0};
     for (int32_t i = 0; i < a->n_weights; i++) {
         w[i] = nib_cpu_matrix_of(a->w[i], 0);
-        need[i] = nib_cpu_need_of(a->w[i]);
+        need[i] = nib_cpu_need_of(s, a->w[i], a->x.plain.dtype);
         need_any |= need[i];
         block0[i + 1] = block0[i] + blocks_of(w[i].n_out);
     }
@@ -96,7 +96,8 @@ static void o_a_group(struct nib_stream *s, const struct nib_o_a_args *a, int32_
     struct nib_act        x = {.plain = a->x, .rows = a->x.rows, .cols = a->x.cols};
     struct nib_cpu_rows   rows;
     int32_t               part = nib_cpu_padded(w.n_in);
-    nib_cpu_rows_prepare(s, &x, row0, n, a->n_groups, NIB_CPU_NEED_PLAIN, &rows);
+    unsigned              need = nib_cpu_need_of(s, a->w, a->x.dtype);
+    nib_cpu_rows_prepare(s, &x, row0, n, a->n_groups, need, &rows);
 
     /* Each group reads its own channels. Where groups do not begin at panels, both neighbours compute the panel between them. */
     int32_t n_rank = w.n_out / a->n_groups;
@@ -114,7 +115,7 @@ static void o_a_group(struct nib_stream *s, const struct nib_o_a_args *a, int32_
         int32_t n_rows = min_of(n - r0, NIB_CPU_TILE_ROWS);
         if (out >= end)
             continue;
-        nib_cpu_tile_run(s, th, &w, NIB_CPU_NEED_PLAIN, &rows, NULL, r0, n_rows, g * part, out, n_outs, th->tile_y[0]);
+        nib_cpu_tile_run(s, th, &w, need, &rows, NULL, r0, n_rows, g * part, out, n_outs, th->tile_y[0]);
         for (int32_t r = 0; r < n_rows; r++)
             for (int32_t o = out < first ? first : out; o < end && o < out + n_outs; o++)
                 y[(int64_t)(r0 + r) * w.n_out + o] = th->tile_y[0][r * NIB_CPU_TILE_OUTS + o - out];

@@ -8,14 +8,15 @@
 /* Rows that are multiplied where they lie; more are copied to where they do not fall into the same sets of the caches. */
 #define ROWS_IN_PLACE 4
 
-unsigned nib_cpu_need_of(const struct nib_weight *w)
+unsigned nib_cpu_need_of(const struct nib_stream *s, const struct nib_weight *w, enum nib_dtype plain)
 {
+    bool bf16 = s->k.tile_bf16 && w->type != NIB_WEIGHT_F32;
     bool four_bits = w->type == NIB_WEIGHT_NVFP4 || w->type == NIB_WEIGHT_MXFP4;
     if (w->act == NIB_ACT_PLAIN)
-        return NIB_CPU_NEED_PLAIN;
+        return bf16 && plain == NIB_DTYPE_BF16 ? NIB_CPU_NEED_PLAIN_BF16 : NIB_CPU_NEED_PLAIN;
     if (four_bits && (w->act == NIB_ACT_NVFP4 || w->act == NIB_ACT_INT8))
         return NIB_CPU_NEED_CODES;
-    return NIB_CPU_NEED_VALUES;
+    return bf16 && w->act == NIB_ACT_FP8 ? NIB_CPU_NEED_VALUES_BF16 : NIB_CPU_NEED_VALUES;
 }
 
 size_t nib_cpu_codes_bytes(int32_t cols)
@@ -45,6 +46,19 @@ void nib_cpu_codes_open(const struct nib_stream *s, enum nib_act_format format, 
     *out = (struct nib_cpu_code_row){memory, halves};
 }
 
+/* A row's n_parts parts in bf16, padded like those in fp32. */
+static void row_take(const struct nib_stream *s, const float *row, int32_t part, int32_t n_parts, uint16_t *to,
+                     struct nib_cpu_bf16_row *out)
+{
+    const int32_t padded = nib_cpu_padded(part);
+    *out = (struct nib_cpu_bf16_row){to, 255};
+    for (int32_t i = 0; i < n_parts; i++, row += part, to += padded) {
+        const uint8_t least = s->k.bf16_take(row, part, to);
+        memset(to + part, 0, sizeof *to * (size_t)(padded - part));
+        out->least = least < out->least ? least : out->least;
+    }
+}
+
 /* Row r of a prepared group, in every form that is needed. */
 static void row_prepare(const struct nib_stream *s, const struct nib_act *x, int64_t t, int32_t r, int32_t n_parts,
                         unsigned need, float *buffer)
@@ -61,6 +75,15 @@ static void row_prepare(const struct nib_stream *s, const struct nib_act *x, int
             memset(to + part, 0, sizeof(float) * (size_t)(padded - part));
         }
     }
+    if (need & NIB_CPU_NEED_PLAIN_BF16) {
+        int32_t part = x->cols / n_parts, stride = nib_cpu_stride(nib_cpu_padded(part) * n_parts);
+        row_take(s, nib_cpu_row_read(s, &x->plain, t, 0, x->cols, buffer), part, n_parts, m->bf16[0] + (int64_t)r * stride,
+                 &m->bf16_row[0][r]);
+    }
+    if (need & NIB_CPU_NEED_VALUES_BF16) {
+        nib_cpu_act_decode(s, x->format, codes, scales, row_scale, x->cols, buffer);
+        row_take(s, buffer, x->cols, 1, m->bf16[1] + (int64_t)r * nib_cpu_stride(x->cols), &m->bf16_row[1][r]);
+    }
     if (need & NIB_CPU_NEED_VALUES) {
         float *values = m->values + (int64_t)r * nib_cpu_stride(x->cols);
         nib_cpu_act_decode(s, x->format, codes, scales, row_scale, x->cols, values);
@@ -75,7 +98,7 @@ void nib_cpu_rows_prepare(struct nib_stream *s, const struct nib_act *x, int32_t
                           unsigned need, struct nib_cpu_rows *out)
 {
     struct nib_cpu_scratch *m = &s->scratch;
-    bool    quantised = need & (NIB_CPU_NEED_VALUES | NIB_CPU_NEED_CODES);
+    bool    quantised = need & (NIB_CPU_NEED_VALUES | NIB_CPU_NEED_CODES | NIB_CPU_NEED_VALUES_BF16);
     int32_t part = x->cols / n_parts, stride = nib_cpu_stride(nib_cpu_padded(part) * n_parts);
     assert(n <= NIB_CPU_GROUP_ROWS && x->cols <= (quantised ? s->quant_cols : s->cols) && stride <= s->plain_stride);
     *out = (struct nib_cpu_rows){
@@ -84,6 +107,8 @@ void nib_cpu_rows_prepare(struct nib_stream *s, const struct nib_act *x, int32_t
         .values = m->values,
         .values_stride = nib_cpu_stride(x->cols),
         .codes = m->codes,
+        .plain_bf16 = m->bf16_row[0],
+        .values_bf16 = m->bf16_row[1],
     };
     if (need & NIB_CPU_NEED_PLAIN && x->plain.dtype == NIB_DTYPE_F32 && part % NIB_CPU_BLOCK == 0 && n <= ROWS_IN_PLACE) {
         out->plain = (const float *)nib_cpu_row(&x->plain, first);
@@ -103,17 +128,25 @@ void nib_cpu_tile_run(const struct nib_stream *s, struct nib_cpu_thread *th, con
 {
     const float                   *x[NIB_CPU_TILE_ROWS];
     const struct nib_cpu_code_row *xi[NIB_CPU_TILE_ROWS];
-    struct nib_cpu_tile            t = {
-                   .w = w, .out = out, .n_outs = n_outs, .n_rows = n, .x = x, .xi = xi, .y = y, .work = th->tile_work};
+    struct nib_cpu_bf16_row        xh[NIB_CPU_TILE_ROWS];
+    struct nib_cpu_tile            t = {.w = w, .out = out, .n_outs = n_outs, .n_rows = n, .x = x, .xi = xi, .xh = xh, .y = y,
+                                        .work = th->tile_work};
+    const bool                     bf16 = need & (NIB_CPU_NEED_PLAIN_BF16 | NIB_CPU_NEED_VALUES_BF16);
     for (int32_t r = 0; r < n; r++) {
         int64_t row = index ? index[r] : first + r;
         switch (need) {
         case NIB_CPU_NEED_CODES: xi[r] = rows->codes + row; break;
+        case NIB_CPU_NEED_PLAIN_BF16: xh[r] = rows->plain_bf16[row]; break;
+        case NIB_CPU_NEED_VALUES_BF16: xh[r] = rows->values_bf16[row]; break;
         case NIB_CPU_NEED_PLAIN: x[r] = rows->plain + row * rows->plain_stride + x_col; break;
         default: x[r] = rows->values + row * rows->values_stride + x_col; break;
         }
+        if (bf16)
+            xh[r].x += x_col;
     }
-    if (need == NIB_CPU_NEED_CODES)
+    if (bf16)
+        s->k.tile_bf16(&t);
+    else if (need == NIB_CPU_NEED_CODES)
         s->k.tile_codes(&t);
     else
         s->k.tile_plain(&t);

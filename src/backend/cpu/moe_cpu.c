@@ -24,6 +24,18 @@ struct moe {
     struct nib_cpu_rows        inner, inner_shared;
 };
 
+/* What a weight takes of the op's rows. */
+static unsigned need_of(const struct nib_stream *s, const struct moe *m, const struct nib_weight *w)
+{
+    return nib_cpu_need_of(s, w, m->a->x.plain.dtype);
+}
+
+/* And of inner rows, which are in bf16 where results are. */
+static unsigned inner_need_of(const struct nib_stream *s, const struct moe *m, const struct nib_weight *w)
+{
+    return nib_cpu_need_of(s, w, m->bf16 ? NIB_DTYPE_BF16 : NIB_DTYPE_F32);
+}
+
 static bool has_shared(const struct nib_moe_args *a) { return a->sw1 != NULL; }
 
 /* ---- Routing ---- */
@@ -53,7 +65,7 @@ static void route(struct nib_stream *s, struct moe *m)
     const struct nib_moe_args *a = m->a;
     struct nib_cpu_scratch    *x = &s->scratch;
     struct nib_cpu_matrix      router = nib_cpu_matrix_of(a->router, 0);
-    nib_cpu_matmul(s, &router, NIB_CPU_NEED_PLAIN, &m->x, m->n, x->router, a->n_experts);
+    nib_cpu_matmul(s, &router, need_of(s, m, a->router), &m->x, m->n, x->router, a->n_experts);
 #pragma omp parallel for num_threads(nib_cpu_threads(s, (int64_t)m->n * a->n_experts * a->top_k)) schedule(static)
     for (int32_t r = 0; r < m->n; r++)
         route_row(s, m, r, x->router + (int64_t)r * a->n_experts, x->chosen + r * a->top_k, x->weight + r * a->top_k);
@@ -113,7 +125,7 @@ static void gate_up_tile(const struct nib_stream *s, const struct moe *m, struct
     const struct nib_weight   *w[2] = {shared ? a->sw1 : a->w1, shared ? a->sw3 : a->w3};
     for (int i = 0; i < 2; i++) {
         struct nib_cpu_matrix matrix = nib_cpu_matrix_of(w[i], shared ? 0 : e);
-        nib_cpu_tile_run(s, th, &matrix, nib_cpu_need_of(w[i]), &m->x, m->pair_row + p, 0, n, 0, out, n_outs,
+        nib_cpu_tile_run(s, th, &matrix, need_of(s, m, w[i]), &m->x, m->pair_row + p, 0, n, 0, out, n_outs,
                          th->tile_y[i]);
     }
     for (int32_t r = 0; r < n; r++) {
@@ -157,7 +169,7 @@ static void inner_row_prepare(struct nib_stream *s, const struct moe *m, struct 
     float                     *values = inner_row(s, m, pair), row_scale = 1.0f;
     struct nib_act             row = {.format = w2->act, .rows = 1, .cols = n, .codes = th->codes,
                                       .scales = th->scales, .row_scale = &row_scale};
-    unsigned                   need = nib_cpu_need_of(w2);
+    unsigned                   need = inner_need_of(s, m, w2);
     nib_cpu_act_write(s, &row, 0, values);
     if (need == NIB_CPU_NEED_CODES) {
         size_t shared = has_shared(a) ? nib_cpu_codes_bytes(a->sw2->n_in) : 0;
@@ -168,6 +180,10 @@ static void inner_row_prepare(struct nib_stream *s, const struct moe *m, struct 
     }
     nib_cpu_act_decode(s, w2->act, th->codes, th->scales, row_scale, n, values);
     memset(values + n, 0, sizeof(float) * (size_t)(nib_cpu_padded(n) - n));
+    if (need & (NIB_CPU_NEED_PLAIN_BF16 | NIB_CPU_NEED_VALUES_BF16)) {
+        uint16_t *bf16 = (uint16_t *)(void *)values;
+        x->inner_bf16[pair] = (struct nib_cpu_bf16_row){bf16, s->k.bf16_take(values, nib_cpu_padded(n), bf16)};
+    }
 }
 
 /* Each row is in the one form that its weight takes. */
@@ -178,6 +194,8 @@ static struct nib_cpu_rows inner_rows(const struct nib_stream *s, const struct m
         .plain = values,
         .values = values,
         .codes = s->scratch.inner_codes + first,
+        .plain_bf16 = s->scratch.inner_bf16 + first,
+        .values_bf16 = s->scratch.inner_bf16 + first,
         .plain_stride = nib_cpu_stride(n),
         .values_stride = nib_cpu_stride(n),
     };
@@ -206,7 +224,7 @@ static void down_tile(const struct nib_stream *s, const struct moe *m, struct ni
     bool                       shared = e == a->n_experts;
     const struct nib_weight   *w2 = shared ? a->sw2 : a->w2;
     struct nib_cpu_matrix      matrix = nib_cpu_matrix_of(w2, shared ? 0 : e);
-    nib_cpu_tile_run(s, th, &matrix, nib_cpu_need_of(w2), shared ? &m->inner_shared : &m->inner, NULL,
+    nib_cpu_tile_run(s, th, &matrix, inner_need_of(s, m, w2), shared ? &m->inner_shared : &m->inner, NULL,
                      shared ? p - n_pairs_of(m) : p, n, 0, out, n_outs, th->tile_y[0]);
     for (int32_t r = 0; r < n; r++) {
         float *y = th->tile_y[0] + r * NIB_CPU_TILE_OUTS, *sum = sums + m->pair_row[p + r] * NIB_CPU_RUN_OUTS;
@@ -249,12 +267,12 @@ static void down(struct nib_stream *s, const struct moe *m)
 
 enum nib_status nib_cpu_moe(struct nib_stream *s, const struct nib_moe_args *a)
 {
-    unsigned need = NIB_CPU_NEED_PLAIN | nib_cpu_need_of(a->w1) | nib_cpu_need_of(a->w3);
-    if (has_shared(a))
-        need |= nib_cpu_need_of(a->sw1) | nib_cpu_need_of(a->sw3);
     for (int32_t row0 = 0; row0 < a->x.rows; row0 += NIB_CPU_GROUP_ROWS) {
         struct moe m = {.a = a, .row0 = row0, .n = min_of(a->x.rows - row0, NIB_CPU_GROUP_ROWS), .dim = a->x.cols,
                         .bf16 = a->y.dtype == NIB_DTYPE_BF16};
+        unsigned need = need_of(s, &m, a->router) | need_of(s, &m, a->w1) | need_of(s, &m, a->w3);
+        if (has_shared(a))
+            need |= need_of(s, &m, a->sw1) | need_of(s, &m, a->sw3);
         nib_cpu_rows_prepare(s, &a->x, row0, m.n, 1, need, &m.x);
         route(s, &m);
         gate_up(s, &m);

@@ -14,6 +14,7 @@ struct cpu_weight {
     uint8_t          *memory; /* all codes, then all scales */
     uint8_t          *scales;
     int64_t           codes_stride, scales_stride, codes_bytes, scales_bytes; /* strides as in a matrix, bytes of one */
+    uint8_t          *least;                                                  /* of a matrix, or NULL; behind global_scale */
     float             global_scale[];
 };
 
@@ -106,6 +107,17 @@ static void panel_pack(const struct nib_cpu_order *order, enum nib_weight_type t
     }
 }
 
+/* The least exponent field of a panel's BF16 values that are not 0, else 255. */
+static uint8_t panel_least(const uint8_t *codes, int64_t bytes)
+{
+    int least = 255;
+    for (int64_t i = 0; i < bytes; i += 2) {
+        const int bits = (codes[i + 1] << 8 | codes[i]) & 0x7fff, exponent = bits ? bits >> 7 : 255;
+        least = exponent < least ? exponent : least;
+    }
+    return (uint8_t)least;
+}
+
 /* n scales of n_out <= 16 rows, side by side. */
 static void panel_pack_scales(const uint8_t *src, int32_t n, int32_t n_out, uint8_t *dst)
 {
@@ -115,7 +127,7 @@ static void panel_pack_scales(const uint8_t *src, int32_t n, int32_t n_out, uint
 }
 
 static void matrix_pack(const struct nib_stream *s, const struct nib_weight_desc *d, const struct sizes *z,
-                        const struct nib_weight_part *part, uint8_t *codes, uint8_t *scales)
+                        const struct nib_weight_part *part, uint8_t *codes, uint8_t *scales, uint8_t *least)
 {
     const uint8_t *src = part->data, *src_scales = part->scales;
     int64_t        src_stride = d->type == NIB_WEIGHT_BF16  ? 2 * (int64_t)d->n_in
@@ -139,6 +151,8 @@ static void matrix_pack(const struct nib_stream *s, const struct nib_weight_desc
                 memset(scales + panel * z->scales_stride, 0, (size_t)z->scales_stride);
         }
         panel_pack(&s->k.order, d->type, src + out * src_stride, n_out, d->n_in, codes + panel * z->codes_stride);
+        if (least)
+            least[panel] = panel_least(codes + panel * z->codes_stride, z->codes_stride);
         if (fp4)
             panel_pack_scales(src_scales + (int64_t)out * n_scales, n_scales, n_out, scales + panel * z->scales_stride);
     }
@@ -152,7 +166,9 @@ enum nib_status nib_cpu_weight_pack(struct nib_backend *b, const struct nib_weig
     NIB_TRY(desc_check(d, err));
     struct sizes       z = sizes_of(d->type, d->n_out, d->n_in);
     size_t             n = (size_t)d->n_stack, bytes = n * (size_t)(z.codes_bytes + z.scales_bytes);
-    struct cpu_weight *w = calloc(1, sizeof *w + n * sizeof(float));
+    const bool         bf16 = s->k.tile_bf16 && d->type == NIB_WEIGHT_BF16;
+    const size_t       n_least = bf16 ? (size_t)(z.codes_bytes / z.codes_stride) : 0;
+    struct cpu_weight *w = calloc(1, sizeof *w + n * (sizeof(float) + n_least));
     void              *memory = w ? nib_cpu_memory(bytes) : NULL;
     if (!memory) {
         free(w);
@@ -165,8 +181,10 @@ enum nib_status nib_cpu_weight_pack(struct nib_backend *b, const struct nib_weig
     w->scales_stride = z.scales_stride;
     w->codes_bytes = z.codes_bytes;
     w->scales_bytes = z.scales_bytes;
+    w->least = bf16 ? (uint8_t *)(w->global_scale + n) : NULL;
     for (int32_t i = 0; i < d->n_stack; i++) {
-        matrix_pack(s, d, &z, &d->part[i], w->memory + i * z.codes_bytes, w->scales + i * z.scales_bytes);
+        matrix_pack(s, d, &z, &d->part[i], w->memory + i * z.codes_bytes, w->scales + i * z.scales_bytes,
+                    bf16 ? w->least + (size_t)i * n_least : NULL);
         w->global_scale[i] = d->type == NIB_WEIGHT_NVFP4 ? d->part[i].global_scale : 1.0f;
     }
     *out = &w->head;
@@ -194,6 +212,7 @@ struct nib_cpu_matrix nib_cpu_matrix_of(const struct nib_weight *weight, int32_t
         .codes_stride = w->codes_stride,
         .scales_stride = w->scales_stride,
         .global_scale = w->global_scale[stack],
+        .least = w->least ? w->least + stack * (w->codes_bytes / w->codes_stride) : NULL,
     };
 }
 
