@@ -213,7 +213,16 @@ EMU emu_s32 emu_load(const void *p)
     return r;
 }
 
+EMU __m256i emu_half(emu_s32 a, int i)
+{
+    __m256i r;
+    memcpy(&r, (const char *)&a + 32 * i, sizeof r);
+    return r;
+}
+
 EMU void emu_store(float *p, emu_f32 v) { memcpy(p, &v, sizeof v); }
+
+#define STREAM_KEEP(v) /* no register of a machine without AVX-512 holds one */
 
 #undef _mm512_setr_ps
 #define __m512                         emu_f32
@@ -227,6 +236,8 @@ EMU void emu_store(float *p, emu_f32 v) { memcpy(p, &v, sizeof v); }
 #define _mm512_slli_epi32(a, n)        ((emu_s32)((emu_u32)(a) << (n)))
 #define _mm512_srli_epi32(a, n)        ((emu_s32)((emu_u32)(a) >> (n)))
 #define _mm512_srli_epi16(a, n)        ((emu_s32)((emu_u16)(a) >> (n)))
+#define _mm512_slli_epi16(a, n)        ((emu_s32)((emu_u16)(a) << (n)))
+#define _mm512_srai_epi16(a, n)        ((emu_s32)((emu_s16)(a) >> (n)))
 #define _mm512_and_si512(a, b)         ((emu_s32)(a) & (emu_s32)(b))
 #define _mm512_add_epi32(a, b)         ((emu_s32)((emu_u32)(a) + (emu_u32)(b)))
 #define _mm512_add_epi16(a, b)         ((emu_s32)((emu_u16)(a) + (emu_u16)(b)))
@@ -234,9 +245,12 @@ EMU void emu_store(float *p, emu_f32 v) { memcpy(p, &v, sizeof v); }
 #define _mm512_permutexvar_ps(k, a)    emu_permute(k, a)
 #define _mm512_max_epi32(a, b)         emu_max(a, b)
 #define _mm512_loadu_si512(p)          emu_load(p)
+#define _mm512_store_si512(p, a)       memcpy((p), &(a), sizeof(emu_s32))
 #define _mm512_stream_ps(p, a)         emu_store(p, a)
 #define _mm512_fmadd_ps(a, b, c)       emu_fma(a, b, c)
 #define _mm512_cvtph_ps(h)             emu_from_f16(h)
+#define _mm512_castsi512_si256(a)      emu_half((a), 0)
+#define _mm512_extracti64x4_epi64(a, i) emu_half((a), (i))
 #define _mm512_cvtepu8_epi32(b)        emu_from_u8(b)
 #define _mm512_cvtepu16_epi32(b)       emu_from_u16(b)
 #define _mm512_cvtepi32_ps(a)          __builtin_convertvector((emu_s32)(a), emu_f32)

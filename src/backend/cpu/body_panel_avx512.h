@@ -5,10 +5,24 @@
 #define CHUNK_CHANNEL(c, i) (i)
 
 BODY int32_t fp4_place(int32_t out, int32_t pair) { return 4 * out + pair; }
-BODY int32_t fp8_place(int32_t out, int32_t channel) { return 16 * channel + out; }
+/* Of four channels two and two are the halves of 16-bit words, so that 32 outputs become fp16 together. */
+BODY int32_t fp8_place(int32_t out, int32_t channel)
+{
+    return 64 * (channel / 4) + 32 * (channel % 2) + 2 * out + channel / 2 % 2;
+}
 BODY int32_t bf16_place(int32_t out, int32_t channel) { return 32 * (channel / 2) + 2 * out + channel % 2; }
 
 BODY __m512i load64(const void *p) { return _mm512_loadu_si512(p); }
+
+/* Four channels of E4M3 codes to fp16 of 2^-8 times their values, subnormals too: a zero exponent bit comes between the
+ * sign and the rest. h[0]: channels 0 and 1 of 16 outputs, h[1]: 2 and 3. */
+BODY void fp8_halves(const uint8_t *codes, __m512i *h)
+{
+    const __m512i bits = _mm512_set1_epi16((short)0xbf80);
+    __m512i       b = load64(codes);
+    h[0] = _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(b, 8), 1), bits);
+    h[1] = _mm512_and_si512(_mm512_srai_epi16(b, 1), bits);
+}
 
 /* v[i]: channel i of 16 outputs. */
 BODY void chunk_decode(const int type, const uint8_t *codes, int chunk, vec *v)
@@ -22,12 +36,15 @@ BODY void chunk_decode(const int type, const uint8_t *codes, int chunk, vec *v)
             v[2 * i + 1] = (vec)_mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000u));
         }
     } else if (type == NIB_WEIGHT_FP8) {
-        /* E4M3 bits with a zero exponent bit before them are an fp16 number of 2^-8 times the value, subnormals too. */
-        UNROLL for (int i = 0; i < 8; i++)
+        UNROLL for (int i = 0; i < 2; i++)
         {
-            __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(codes + 16 * i)));
-            b = _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 1);
-            v[i] = (vec)_mm512_cvtph_ps(_mm256_and_si256(b, _mm256_set1_epi16((short)0xbfff)));
+            __m512i h[2];
+            fp8_halves(codes + 64 * i, h);
+            UNROLL for (int j = 0; j < 2; j++)
+            {
+                v[4 * i + 2 * j] = (vec)_mm512_cvtph_ps(_mm512_castsi512_si256(h[j]));
+                v[4 * i + 2 * j + 1] = (vec)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(h[j], 1));
+            }
         }
     } else {
         const __m512 value = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);

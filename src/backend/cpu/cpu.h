@@ -97,11 +97,11 @@ static inline int nib_cpu_threads(const struct nib_stream *s, int64_t work)
 }
 
 /* Blocks of outputs that a thread takes at a time: neighbours continue one stream of bytes, and eight turns for each thread
- * even out what they take. */
+ * even out what they take. Panels of few channels are short, so that many may be wanted. */
 static inline int32_t nib_cpu_chunk(const struct nib_stream *s, int32_t n_items)
 {
     int32_t chunk = n_items / (8 * s->n_threads);
-    return chunk < 1 ? 1 : chunk > 8 ? 8 : chunk;
+    return chunk < 1 ? 1 : chunk > 32 ? 32 : chunk;
 }
 
 void *nib_cpu_memory(size_t bytes); /* not zeroed; released by free(); NULL if there is none (cpu.c) */

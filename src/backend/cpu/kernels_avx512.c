@@ -27,6 +27,12 @@
 #define STREAM_ROWS      8
 #define STREAM_ROWS_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #define STREAM_PANELS    2
+/* Rows for which two panels of a `type` pass side by side: BF16 weights have no other use for registers. */
+#define STREAM_SIDE_ROWS (type == NIB_WEIGHT_BF16 ? STREAM_ROWS : 1)
+/* A number to a register, before what follows. */
+#ifndef STREAM_KEEP
+#define STREAM_KEEP(v)   __asm__("" : "+v"(v))
+#endif
 #define TILE_ROWS_MOST   12
 /* More rows than pass straight are parts of 6 to 12. */
 #define TILE_ROWS_CASES(CASE) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
@@ -75,6 +81,7 @@ BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 }
 
 #include "backend/cpu/body_packed.h"
+#include "backend/cpu/body_stream_avx512.h"
 #include "backend/cpu/body_tile.h"
 #include "backend/cpu/body_codes.h"
 #include "backend/cpu/body_rows_avx2.h"
