@@ -69,18 +69,37 @@ static void run_attention(int times)
     }
 }
 
+/* A block of FP4 keys' scores for all queries of a row; every scale is 1. */
+static void run_index(int times)
+{
+    enum { N_QUERIES = 64, DIM = 128, KEY_BYTES = DIM / 2 + DIM / 32 };
+    uint8_t       *stored = filled(N_KV * KEY_BYTES, 0, 251), *codes = filled(N_QUERIES * DIM, 0, 25);
+    float         *q = floats(N_QUERIES * DIM), *scales = floats(N_QUERIES * DIM / 32), *weight = floats(N_QUERIES);
+    float         *work = floats(N_KV * (DIM + 16)), *dots = floats(N_QUERIES * N_KV), score[N_KV];
+    const uint8_t *key[N_KV];
+    for (int32_t j = 0; j < N_KV; j++) {
+        key[j] = stored + j * KEY_BYTES;
+        memset(stored + j * KEY_BYTES + DIM / 2, 127, DIM / 32);
+    }
+    const struct nib_cpu_fp4_queries queries = {N_QUERIES, q, DIM, codes, scales};
+    for (int i = 0; i < times; i++)
+        k.fp4_scores(&queries, weight, key, N_KV, DIM, work, dots, score);
+}
+
 static const struct kernel {
     const char          *name;
     enum nib_weight_type type;
     bool                 codes;
-    int32_t              n_rows; /* 0: attention */
+    int32_t              n_rows; /* 0: none of a product with weights */
+    void (*other)(int times);
 } kernels[] = {
-    {"nvfp4-plain-1", NIB_WEIGHT_NVFP4, false, 1}, {"nvfp4-plain-8", NIB_WEIGHT_NVFP4, false, 8},
-    {"nvfp4-plain-64", NIB_WEIGHT_NVFP4, false, 64}, {"nvfp4-codes-1", NIB_WEIGHT_NVFP4, true, 1},
-    {"nvfp4-codes-8", NIB_WEIGHT_NVFP4, true, 8},  {"nvfp4-codes-64", NIB_WEIGHT_NVFP4, true, 64},
-    {"mxfp4-plain-1", NIB_WEIGHT_MXFP4, false, 1}, {"fp8-plain-1", NIB_WEIGHT_FP8, false, 1},
-    {"fp8-plain-8", NIB_WEIGHT_FP8, false, 8},     {"bf16-plain-1", NIB_WEIGHT_BF16, false, 1},
-    {"bf16-plain-8", NIB_WEIGHT_BF16, false, 8},   {"attention", NIB_WEIGHT_F32, false, 0},
+    {"nvfp4-plain-1", NIB_WEIGHT_NVFP4, false, 1, NULL}, {"nvfp4-plain-8", NIB_WEIGHT_NVFP4, false, 8, NULL},
+    {"nvfp4-plain-64", NIB_WEIGHT_NVFP4, false, 64, NULL}, {"nvfp4-codes-1", NIB_WEIGHT_NVFP4, true, 1, NULL},
+    {"nvfp4-codes-8", NIB_WEIGHT_NVFP4, true, 8, NULL},  {"nvfp4-codes-64", NIB_WEIGHT_NVFP4, true, 64, NULL},
+    {"mxfp4-plain-1", NIB_WEIGHT_MXFP4, false, 1, NULL}, {"fp8-plain-1", NIB_WEIGHT_FP8, false, 1, NULL},
+    {"fp8-plain-8", NIB_WEIGHT_FP8, false, 8, NULL},     {"bf16-plain-1", NIB_WEIGHT_BF16, false, 1, NULL},
+    {"bf16-plain-8", NIB_WEIGHT_BF16, false, 8, NULL},   {"attention", NIB_WEIGHT_F32, false, 0, run_attention},
+    {"index", NIB_WEIGHT_F32, false, 0, run_index},
 };
 
 int main(int argc, char **argv)
@@ -100,7 +119,7 @@ int main(int argc, char **argv)
             run_tile(kernels[i].type, kernels[i].codes, argc > 4 ? atoi(argv[4]) : kernels[i].n_rows, atoi(argv[2]),
                      argc > 3 ? atoi(argv[3]) : 1);
         else
-            run_attention(atoi(argv[2]));
+            kernels[i].other(atoi(argv[2]));
     }
     return 0;
 }

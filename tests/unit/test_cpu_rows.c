@@ -183,12 +183,12 @@ static void check_fp4_dots(void)
         const size_t  bytes = (size_t)nib_kv_fp4_bytes(d);
         float        *q = random_floats((size_t)(h * d)), *value = random_floats((size_t)(n * d)), *x = random_floats((size_t)d);
         float        *work = random_floats((size_t)(n + 16) * (size_t)(d + 32)), *y = random_floats((size_t)(h * columns));
+        float        *weight = random_floats((size_t)h), *dots = random_floats((size_t)(h * columns)), score[48], sums[48];
         uint8_t      *row = malloc(bytes * (size_t)n), *query = malloc(bytes);
-        int8_t       *codes = malloc((size_t)(h * d));
+        uint8_t      *codes = malloc((size_t)(h * d));
         float        *scales = random_floats((size_t)(h * blocks));
-        int32_t      *fix = malloc((size_t)(h * blocks) * sizeof *fix);
         const uint8_t *key[48];
-        assert_true(row && query && codes && fix);
+        assert_true(row && query && codes);
         for (int32_t j = 0; j < n; j++) {
             for (int32_t c = 0; c < d; c++)
                 x[c] = random_float() * ldexpf(1.0f, (int)(random_bits() % 8) - 4 + c / 32);
@@ -203,9 +203,9 @@ static void check_fp4_dots(void)
                 x[c] = random_float() * ldexpf(1.0f, (int)(random_bits() % 8) - 4);
             nib_kv_fp4_encode(x, d, query);
             nib_kv_fp4_decode(query, d, q + r * d);
-            k.fp4_query_open(query, query + d / 2, d, codes + r * d, scales + r * blocks, fix + r * blocks);
+            k.fp4_query_open(query, query + d / 2, d, codes + r * d, scales + r * blocks);
         }
-        const struct nib_cpu_fp4_queries all = {h, q, d, codes, scales, fix};
+        const struct nib_cpu_fp4_queries all = {h, q, d, codes, scales};
         k.fp4_dots(&all, key, n, d, work, y, columns);
         for (int32_t r = 0; r < h; r++)
             for (int32_t j = 0; j < n; j++) {
@@ -217,6 +217,12 @@ static void check_fp4_dots(void)
                 const double got = (double)y[r * columns + j];
                 assert_true(isnan(sum) ? isnan(got) : fabs(got - sum) <= (d / 16 + 8) * U * size);
             }
+        /* The scores of the queries, whether dot products are written down or not. */
+        k.fp4_scores(&all, weight, key, n, d, work, dots, score);
+        memset(sums, 0, sizeof sums);
+        for (int32_t r = 0; r < h; r++)
+            k.add_positive(sums, y + r * columns, weight[r], n);
+        assert_memory_equal(score, sums, sizeof(float) * (size_t)n);
         free(q);
         free(value);
         free(x);
@@ -226,7 +232,8 @@ static void check_fp4_dots(void)
         free(query);
         free(codes);
         free(scales);
-        free(fix);
+        free(weight);
+        free(dots);
     }
 }
 

@@ -164,22 +164,17 @@ static void add_weighted(const float *p, int64_t p_stride, int32_t n_p, const fl
 /* ---- FP4 queries and keys ---- */
 
 /* E2M1 pairs and scale bytes of a query of dim channels to its parts of struct nib_cpu_fp4_queries. */
-static void fp4_query_open(const uint8_t *codes, const uint8_t *scales, int32_t dim, int8_t *out, float *out_scales,
-                           int32_t *fix)
+static void fp4_query_open(const uint8_t *codes, const uint8_t *scales, int32_t dim, uint8_t *out, float *out_scales)
 {
     for (int32_t k = 0; k < dim; k += 32) {
-        int32_t sum = 0;
         for (int32_t i = k; i < k + 32 && i < dim; i += 16) {
             i8x16   d;
             int32_t n = dim - i < 16 ? dim - i : 16;
             e2m1_doubled(codes + i / 2, n, &d);
-            i16x8 pairs = (((i16x8)d << 8) >> 8) + ((i16x8)d >> 8);
-            for (int l = 0; l < 8; l++)
-                sum += pairs[l];
+            d += NIB_CPU_CODE_BIAS;
             memcpy(out + i, &d, (size_t)n);
         }
         out_scales[k / 32] = ue8m0_value(scales[k / 32]) * 0.25f;
-        fix[k / 32] = -NIB_CPU_CODE_BIAS * sum;
     }
 }
 
@@ -209,4 +204,14 @@ static void add_positive(float *sum, const float *x, float weight, int32_t n)
         VEC_FMA(s, v, (vec){0} + weight);
         memcpy(sum + i, &s, sizeof(float) * (size_t)(n - i));
     }
+}
+
+static void fp4_scores(const struct nib_cpu_fp4_queries *q, const float *weight, const uint8_t *const *key, int32_t n,
+                       int32_t dim, float *work, float *dots, float *score)
+{
+    const int32_t stride = (n + 15) / 16 * 16;
+    fp4_dots(q, key, n, dim, work, dots, stride);
+    memset(score, 0, sizeof(float) * (size_t)n);
+    for (int32_t h = 0; h < q->n; h++)
+        add_positive(score, dots + h * stride, weight[h], n);
 }

@@ -42,6 +42,7 @@ static void fill_all(struct nib_cpu_kernels *k)
     k->largest = largest;
     k->sum_doubles = sum_doubles;
     k->fp4_dots = fp4_dots;
+    k->fp4_scores = fp4_scores;
     k->fp4_query_open = fp4_query_open;
     k->add_positive = add_positive;
     k->sum_squares = sum_squares;

@@ -125,7 +125,6 @@ static void lay_out(struct nib_stream *s, struct nib_cpu_thread *threads, struct
     int64_t queries = NIB_CPU_INDEX_ROWS * d->n_index_heads, blocks = (d->index_dim + 31) / 32;
     x->codes_fp4 = take(a, queries * d->index_dim, 1);
     x->scales_fp4 = take(a, queries * blocks, sizeof(float));
-    x->fix_fp4 = take(a, queries * blocks, sizeof(int32_t));
     x->mix = take(a, rows * (2 + d->n_hc) * d->n_hc, sizeof(float));
 
     const int32_t n_partials = (s->n_threads - 1) * NIB_CPU_SEGMENTS;

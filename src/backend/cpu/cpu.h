@@ -71,9 +71,8 @@ struct nib_cpu_scratch {
     struct nib_cpu_code_row *inner_codes; /* [GROUP_ROWS * (top_k + 1)] */
     struct nib_cpu_bf16_row *inner_bf16;  /* likewise; in the memory of inner */
     float                  *index_score; /* [INDEX_ROWS][n_entries_max] */
-    int8_t                 *codes_fp4;   /* [INDEX_ROWS][n_index_heads][index_dim]: see struct nib_cpu_fp4_queries */
+    uint8_t                *codes_fp4;   /* [INDEX_ROWS][n_index_heads][index_dim]: see struct nib_cpu_fp4_queries */
     float                  *scales_fp4;  /* [INDEX_ROWS][n_index_heads][blocks of 32] */
-    int32_t                *fix_fp4;     /* likewise */
     struct nib_cpu_partial *partial;    /* [n_threads - 1 rows][SEGMENTS] of rows that threads share */
     float                  *mix;        /* [GROUP_ROWS][(2 + n_hc) * n_hc] */
     struct nib_cpu_thread  *thread;     /* [n_threads] */

@@ -91,15 +91,14 @@ struct nib_cpu_tile {
     float                                *work; /* NIB_CPU_TILE_WORK floats, 64-byte aligned */
 };
 
-/* Queries of the indexer as FP4 rows, in both forms: fp32 values, and signed doubled codes of all channels with a quarter
- * of each block's scale and minus NIB_CPU_CODE_BIAS times each block's sum of codes. */
+/* Queries of the indexer as FP4 rows, in both forms: fp32 values, and doubled codes plus NIB_CPU_CODE_BIAS of all channels
+ * with a quarter of each block's scale. */
 struct nib_cpu_fp4_queries {
     int32_t        n;
     const float   *x;      /* [n][x_stride] */
     int64_t        x_stride;
-    const int8_t  *codes;  /* [n][dim] */
+    const uint8_t *codes;  /* [n][dim] */
     const float   *scales; /* [n][blocks of 32] */
-    const int32_t *fix;    /* [n][blocks of 32] */
 };
 
 struct nib_cpu_kernels {
@@ -132,11 +131,14 @@ struct nib_cpu_kernels {
     void (*add_bf16)(const float *p, int64_t p_stride, int32_t n_p, const uint16_t *const *v,
                      const uint16_t *const *next, int32_t n_v, int32_t n, float *o, int64_t o_stride);
     /* y[i * y_stride + j] = query i . key j for stored FP4 keys of dim channels; y_stride is at least n to a multiple of 16, and
-     * all of that may be written. work: n rows of nib_cpu_kv_stride(dim) floats. */
+     * all of that may be written. work: n rows, to a multiple of 16, of nib_cpu_kv_stride(dim) floats. */
     void (*fp4_dots)(const struct nib_cpu_fp4_queries *q, const uint8_t *const *key, int32_t n, int32_t dim, float *work,
                      float *y, int64_t y_stride);
-    void (*fp4_query_open)(const uint8_t *codes, const uint8_t *scales, int32_t dim, int8_t *out, float *out_scales,
-                           int32_t *fix);
+    /* score[j] = sum over queries ascending of weight * max(0, query . key j), as add_positive adds. dots: as y above with a
+     * stride of n to a multiple of 16. */
+    void (*fp4_scores)(const struct nib_cpu_fp4_queries *q, const float *weight, const uint8_t *const *key, int32_t n,
+                       int32_t dim, float *work, float *dots, float *score);
+    void (*fp4_query_open)(const uint8_t *codes, const uint8_t *scales, int32_t dim, uint8_t *out, float *out_scales);
     void (*add_positive)(float *sum, const float *x, float weight, int32_t n); /* sum += weight * max(0, x), NaN kept */
     /* Cosines of pos * freq[i], i < n / 2, twice each, then sines, the first of each two negative: out [2 * n]. */
     void (*rotary_angles)(const float *freq, int32_t n, float pos, float *out);

@@ -56,7 +56,21 @@
 #include "backend/cpu/body_tile.h"
 #include "backend/cpu/body_codes.h"
 #include "backend/cpu/body_rows_avx2.h"
-#include "backend/cpu/body_index_avx2.h"
+/* 16-bit sums of the indexer's products. */
+typedef int16_t index_lanes __attribute__((vector_size(VEC_BYTES)));
+
+BODY void index_dot(ivec *sum, const ivec *x, const ivec *key)
+{
+    *sum = (ivec)_mm256_add_epi16((__m256i)*sum, _mm256_maddubs_epi16((__m256i)*x, (__m256i)*key));
+}
+
+BODY void index_total(ivec *sum) { *sum = (ivec)_mm256_madd_epi16((__m256i)*sum, _mm256_set1_epi16(1)); }
+
+/* All 48 keys of a block for one query, whose four channels are then loaded once for six vectors of keys. */
+#define INDEX_HEADS 1
+#define INDEX_SETS  3
+
+#include "backend/cpu/body_index_x86.h"
 #include "backend/cpu/body_fill.h"
 
 #if defined(__clang__)
@@ -72,6 +86,7 @@ void nib_cpu_kernels_fill_avx2(struct nib_cpu_kernels *k)
     k->nvfp4_decode = nvfp4_row_decode;
     k->fp4_decode = fp4_row_decode;
     k->fp4_dots = fp4_code_dots;
+    k->fp4_scores = fp4_code_scores;
     k->name = "avx2";
 }
 

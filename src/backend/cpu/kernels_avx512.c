@@ -85,7 +85,20 @@ BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 #include "backend/cpu/body_tile.h"
 #include "backend/cpu/body_codes.h"
 #include "backend/cpu/body_rows_avx2.h"
-#include "backend/cpu/body_index_avx2.h"
+/* 16-bit sums of the indexer's products. */
+typedef int16_t index_lanes __attribute__((vector_size(VEC_BYTES)));
+
+BODY void index_dot(ivec *sum, const ivec *x, const ivec *key)
+{
+    *sum = (ivec)_mm512_add_epi16((__m512i)*sum, _mm512_maddubs_epi16((__m512i)*x, (__m512i)*key));
+}
+
+BODY void index_total(ivec *sum) { *sum = (ivec)_mm512_madd_epi16((__m512i)*sum, _mm512_set1_epi16(1)); }
+
+#define INDEX_HEADS 4
+#define INDEX_SETS  3
+
+#include "backend/cpu/body_index_x86.h"
 #include "backend/cpu/body_fill.h"
 
 #if defined(__clang__)
@@ -101,6 +114,7 @@ void nib_cpu_kernels_fill_avx512(struct nib_cpu_kernels *k)
     k->nvfp4_decode = nvfp4_row_decode;
     k->fp4_decode = fp4_row_decode;
     k->fp4_dots = fp4_code_dots;
+    k->fp4_scores = fp4_code_scores;
     k->name = "avx512";
 }
 

@@ -18,6 +18,7 @@
 #define CODES_ROWS_CASES(CASE)   CASE(4) CASE(5) CASE(6)
 #define CODES_STREAM_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #define PREFETCH_BYTES    3072
+#define ATTEND_ROWS       6
 
 /* Of the bodies only what the integer products need is used. */
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -53,6 +54,21 @@ BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 
 #include "backend/cpu/body_packed.h"
 #include "backend/cpu/body_codes.h"
+#include "backend/cpu/body_attend.h"
+
+typedef ivec index_lanes;
+
+BODY void index_dot(ivec *sum, const ivec *x, const ivec *key)
+{
+    *sum = (ivec)_mm512_dpbusd_epi32((__m512i)*sum, (__m512i)*x, (__m512i)*key);
+}
+
+BODY void index_total(ivec *sum) { (void)sum; }
+
+#define INDEX_HEADS 4
+#define INDEX_SETS  3
+
+#include "backend/cpu/body_index_x86.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -63,6 +79,8 @@ BODY void codes_sum(const code_sum *sum, int32_t fix, vec *f)
 void nib_cpu_kernels_fill_vnni(struct nib_cpu_kernels *k)
 {
     k->tile_codes = tile_codes;
+    k->fp4_dots = fp4_code_dots;
+    k->fp4_scores = fp4_code_scores;
     k->name = "vnni";
 }
 
