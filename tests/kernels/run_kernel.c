@@ -32,7 +32,7 @@ static float *floats(size_t n)
 static void run_tile(enum nib_weight_type type, bool codes, int32_t n_rows, int times, int32_t n_tiles)
 {
     /* Scale bytes near 1 in both formats. */
-    struct nib_cpu_matrix w = {type, n_tiles * NIB_CPU_TILE_OUTS, N_IN, NULL, NULL, 0, 0, 1};
+    struct nib_cpu_matrix w = {.type = type, .n_out = n_tiles * NIB_CPU_TILE_OUTS, .n_in = N_IN, .global_scale = 1};
     const int32_t         panels = n_tiles * NIB_CPU_TILE_OUTS / NIB_CPU_PANEL, values = NIB_CPU_PANEL * N_IN;
     w.codes_stride = type == NIB_WEIGHT_BF16 ? 2 * values : type == NIB_WEIGHT_FP8 ? values : values / 2;
     w.scales_stride = type == NIB_WEIGHT_NVFP4 ? values / 16 : type == NIB_WEIGHT_FP8 ? N_IN / 128 : values / 32;
@@ -50,7 +50,7 @@ static void run_tile(enum nib_weight_type type, bool codes, int32_t n_rows, int 
         xi[r] = &row;
     }
     float              *work = floats(NIB_CPU_TILE_WORK), *y = floats(NIB_CPU_TILE_ROWS * NIB_CPU_TILE_OUTS);
-    struct nib_cpu_tile t = {&w, 0, NIB_CPU_TILE_OUTS, n_rows, x, xi, y, work};
+    struct nib_cpu_tile t = {.w = &w, .n_outs = NIB_CPU_TILE_OUTS, .n_rows = n_rows, .x = x, .xi = xi, .y = y, .work = work};
     for (int32_t i = 0; i < times * n_tiles; i++) {
         t.out = i % n_tiles * NIB_CPU_TILE_OUTS;
         (codes ? k.tile_codes : k.tile_plain)(&t);
