@@ -7,6 +7,7 @@ rm -f "$work"/*.txt
 
 # Kernels of Hopper, and the most bytes each may store: what it was measured with.
 known='sm_90a hc_pre_rows 12
+sm_90a mix_many 16
 sm_90a sample_slices 8
 sm_90a attend_wide<2, 252
 sm_90a attend_wide<3, 108

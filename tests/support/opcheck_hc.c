@@ -6,12 +6,14 @@
 
 static enum nib_dtype pick_dtype(struct oc_case *c)
 {
-    return oc_chance(c, 0.3) ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
+    return oc_chance(c, c->many ? 0.9 : 0.3) ? NIB_DTYPE_BF16 : NIB_DTYPE_F32;
 }
 
 /* Backends may run small ops on one thread: one case in sixteen has rows enough to be shared out. */
 static int32_t pick_rows(struct oc_case *c, int32_t most)
 {
+    if (c->many) /* more than kernels for few rows take */
+        return oc_range(c, 97, oc_chance(c, 0.2) ? OC_ROWS_MOST - 2 : 140);
     return c->index % 16 == 15 ? oc_range(c, 80, 94) : oc_range(c, 0, most);
 }
 
@@ -276,7 +278,7 @@ void oc_check_hc_pre(struct oc_case *c)
 {
     struct hc a = {.n_hc = oc_range(c, 1, 4), .n_iters = oc_chance(c, 0.7) ? 20 : oc_range(c, 1, 5)};
     int32_t   dim = oc_range(c, 1, 16) * 16;
-    bool      whole = oc_chance(c, 0.4); /* the shape that devices take by slices of channels */
+    bool      whole = oc_chance(c, c->many ? 0.9 : 0.4); /* the shape that devices take by slices of channels */
     if (whole) {
         a.n_hc = 4;
         dim = oc_range(c, 1, 20) * 64;
@@ -386,6 +388,11 @@ void oc_check_hc_post(struct oc_case *c)
     struct join    a = {.n_hc = oc_range(c, 1, 4)};
     enum nib_dtype dtype = pick_dtype(c);
     int32_t        n = pick_rows(c, 8), dim = oc_range(c, 1, 300);
+    if (c->many && oc_chance(c, 0.9)) { /* the shape that devices take by eights, with the bits of one row */
+        n = oc_range(c, 9, oc_chance(c, 0.5) ? 94 : 140);
+        a.n_hc = 4;
+        dim = 8 * oc_range(c, 1, 160);
+    }
     a.streams = oc_mat_new(c, dtype, n, a.n_hc * dim, 1, false);
     a.y = oc_mat_new(c, dtype, n, dim, 1, oc_chance(c, 0.15));
     a.post = oc_mat_new(c, NIB_DTYPE_F32, n, a.n_hc, 1, false);

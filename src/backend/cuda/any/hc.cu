@@ -1,7 +1,8 @@
 /* Hyper-connections. Before a module: mixing coefficients (products of the streams with fn, spread over slices of their
  * channels), then two blocks a row: collapse, norm and activation rows; Sinkhorn. After it: the streams mixed in place,
  * which for one row waits for the next module's coefficients to be computed in the same launch. With few rows one
- * launch does all before a module: blocks that have done their slice wait for the others and take a row. */
+ * launch does all before a module: blocks that have done their slice wait for the others and take a row. With many
+ * rows tensor cores multiply, a warp makes a row's coefficients, and a block collapses it. */
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/device/hc_row.cuh"
 #include "backend/cuda/device/launch.cuh"
@@ -181,6 +182,12 @@ hc_mix(const struct nib_mat streams, const float *fn, const struct mix m, const 
     hc_pre_row<kTightHc>(around.pre, m, row, role < R, x_row, &buffers);
 }
 
+/* nib_mat_by8() on the host. */
+static bool lies_by8(const struct nib_mat &m)
+{
+    return m.stride % 8 == 0 && (uintptr_t)m.data % 16 == 0;
+}
+
 /* Whether four streams are cut by channels. */
 static bool is_tight(const struct nib_mat &streams, const float *fn, int n_hc)
 {
@@ -237,6 +244,162 @@ static bool launch_mix(struct nib_stream *s, const struct nib_mat &streams, cons
     return tail;
 }
 
+/* ---- Many rows ---- */
+
+constexpr int kManyRows = 128, kManySteps = kMixSlice / 32, kManyAhead = 4, kManyTiles = (2 + kTightHc) * kTightHc / 8;
+static_assert(kManyRows == kWarps * 16 && kManySteps == kWarps && kManyTiles * 8 == (2 + kTightHc) * kTightHc,
+              "a warp multiplies sixteen rows and makes the weights of one step ready");
+
+/* Eight fp32 weights as three bf16 numbers each, whose sum they are: cut, so that what is left over is exact. */
+NIB_DEVICE void split_weights(const float *f, uint4 part[3])
+{
+    float v[8];
+    *(float4 *)v = __ldg((const float4 *)f);
+    *(float4 *)(v + 4) = __ldg((const float4 *)f + 1);
+#pragma unroll
+    for (int p = 0; p < 3; p++) {
+        uint32_t word[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t low = __float_as_uint(v[2 * k]), high = __float_as_uint(v[2 * k + 1]);
+            word[k] = __byte_perm(low, high, 0x7632);
+            v[2 * k] -= __uint_as_float(low & 0xffff0000u);
+            v[2 * k + 1] -= __uint_as_float(high & 0xffff0000u);
+        }
+        part[p] = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+}
+
+/* part[t][slice][i] as of hc_mix, for bf16 rows by tensor cores. Products are exact; a product of 16 channels cuts what
+ * it adds to its sum, so sums of 32 channels begin at nothing, the smallest parts first, and are then added up in fp32.
+ * Lane (g, l) gives rows g and g+8, columns g, and channels 8l .. 8l+7 of 32 in the order in which they lie. */
+static __global__ void __launch_bounds__(kThreads, NIB_BLOCKS(2, 1, 1))
+mix_many(const struct nib_mat streams, const float *fn, const struct mix m)
+{
+    __shared__ uint4 weight[3][kManyTiles][kManySteps][32];
+    int   lane = threadIdx.x % 32, warp = threadIdx.x / 32, k0 = (int)blockIdx.x * kMixSlice + lane % 4 * 8;
+    int   row0 = (int)blockIdx.y * kManyRows + warp * 16 + lane / 4;
+    float sum[kManyTiles][4] = {}, square[2] = {};
+    uint4 x[kManyAhead][2];
+    nib_grid_release();
+#pragma unroll
+    for (int i = 0; i < kManyTiles; i++) {
+        uint4 part[3];
+        split_weights(fn + (int64_t)(i * 8 + lane / 4) * streams.cols + k0 + warp * 32, part);
+        for (int p = 0; p < 3; p++)
+            weight[p][i][warp][lane] = part[p];
+    }
+    nib_grid_wait();
+    const uint16_t *from[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        from[r] = (const uint16_t *)streams.data + (int64_t)min(row0 + 8 * r, m.n_rows - 1) * streams.stride + k0;
+#pragma unroll
+        for (int step = 0; step < kManyAhead; step++)
+            x[step][r] = *(const uint4 *)(from[r] + step * 32);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int step = 0; step < kManySteps; step++) {
+        const uint4    low = x[step % kManyAhead][0], high = x[step % kManyAhead][1];
+        const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+        for (int r = 0; step + kManyAhead < kManySteps && r < 2; r++)
+            x[step % kManyAhead][r] = *(const uint4 *)(from[r] + (step + kManyAhead) * 32);
+#pragma unroll
+        for (int i = 0; i < kManyTiles; i++) {
+            float d[4] = {};
+#pragma unroll
+            for (int p = 2; p >= 0; p--) {
+                uint4 w = weight[p][i][step][lane];
+                nib_mma_bf16(d, first, w.x, w.y);
+                nib_mma_bf16(d, second, w.z, w.w);
+            }
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                sum[i][k] += d[k];
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float v[8];
+            nib_bf16x8_values(r ? high : low, v);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                square[r] = fmaf(v[k], v[k], square[r]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        square[r] += __shfl_xor_sync(~0u, square[r], 1);
+        square[r] += __shfl_xor_sync(~0u, square[r], 2);
+        int row = row0 + 8 * r;
+        if (row >= m.n_rows)
+            continue;
+        float *part = m.part + ((int64_t)row * m.n_slices + blockIdx.x) * (m.n + 1);
+#pragma unroll
+        for (int i = 0; i < kManyTiles; i++) {
+            part[i * 8 + lane % 4 * 2] = sum[i][2 * r];
+            part[i * 8 + lane % 4 * 2 + 1] = sum[i][2 * r + 1];
+        }
+        if (lane % 4 == 0)
+            part[m.n] = square[r];
+    }
+}
+
+/* A warp a row: its coefficients, those of the collapse to where its first products stood. */
+static __global__ void __launch_bounds__(kThreads)
+coefficients_many(const __grid_constant__ struct nib_hc_pre_args a, const struct mix m)
+{
+    __shared__ double mix[kWarps][kMixMax + 1];
+    nib_grid_start();
+    int     lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = (2 + kTightHc) * kTightHc;
+    int64_t t = (int64_t)blockIdx.x * kWarps + warp;
+    if (t >= m.n_rows)
+        return;
+    float *part = m.part + t * m.n_slices * (n + 1);
+    double sum = 0;
+#pragma unroll 16
+    for (int s = 0; lane <= n && s < m.n_slices; s++)
+        sum += (double)part[s * (n + 1) + lane];
+    double squares = __shfl_sync(~0u, sum, n);
+    mix[warp][lane] = sum * (1 / sqrt(squares / a.streams.cols + (double)a.norm_eps));
+    __syncwarp();
+    if (lane < kTightHc)
+        part[lane] = (float)(sigmoid(mix[warp][lane] * (double)a.scale[0] + (double)a.base[lane]) + (double)a.hc_eps);
+    else if (lane < 2 * kTightHc)
+        nib_mat_set(a.post, t, lane - kTightHc,
+                    (float)(2 * sigmoid(mix[warp][lane] * (double)a.scale[1] + (double)a.base[lane])));
+    sinkhorn<kTightHc>(a, t, mix[warp]);
+}
+
+static __global__ void __launch_bounds__(kThreads, 2)
+collapse_many(const __grid_constant__ struct nib_hc_pre_args a, const struct mix m)
+{
+    nib_grid_start();
+    extern __shared__ __align__(16) float x[];
+    __shared__ struct pre_buffers         buffers;
+    hc_pre_row<kTightHc, true>(a, m, blockIdx.x, true, x, &buffers);
+}
+
+/* Whether the kernels of many rows take them: another variant, with its own order of sums. */
+static bool is_many(const struct nib_hc_pre_args *a)
+{
+    return a->streams.rows > NIB_CUDA_MANY_ROWS && is_tight(a->streams, a->fn, a->n_hc) &&
+           a->streams.dtype == NIB_DTYPE_BF16 && lies_by8(a->streams);
+}
+
+static void launch_many(struct nib_stream *s, const struct nib_hc_pre_args *a, struct mix m)
+{
+    size_t bytes = (size_t)(a->streams.cols / a->n_hc) * sizeof(float);
+    m.part = s->mix;
+    m.n_slices = a->streams.cols / kMixSlice;
+    cudaFuncSetAttribute(collapse_many, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    nib_launch(s, mix_many, dim3((unsigned)m.n_slices, (unsigned)((m.n_rows + kManyRows - 1) / kManyRows)), kThreads, 0,
+               a->streams, a->fn, m);
+    nib_launch(s, coefficients_many, (unsigned)((m.n_rows + kWarps - 1) / kWarps), kThreads, 0, *a, m);
+    nib_launch(s, collapse_many, (unsigned)m.n_rows, kThreads, bytes, *a, m);
+}
+
 enum nib_status nib_cuda_hc_pre(struct nib_stream *s, const struct nib_hc_pre_args *a)
 {
     size_t     bytes = (size_t)(a->streams.cols / a->n_hc) * sizeof(float);
@@ -245,7 +408,9 @@ enum nib_status nib_cuda_hc_pre(struct nib_stream *s, const struct nib_hc_pre_ar
     m.n = (2 + a->n_hc) * a->n_hc;
     if (a->streams.rows == 0)
         return NIB_OK;
-    if (!launch_mix(s, a->streams, a->fn, a->n_hc, a, &m)) {
+    if (is_many(a)) {
+        launch_many(s, a, m);
+    } else if (!launch_mix(s, a->streams, a->fn, a->n_hc, a, &m)) {
         cudaFuncSetAttribute(hc_pre_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
         nib_launch(s, hc_pre_rows, dim3((unsigned)a->streams.rows, 2), kThreads, bytes, *a, m);
     }
@@ -255,6 +420,7 @@ enum nib_status nib_cuda_hc_pre(struct nib_stream *s, const struct nib_hc_pre_ar
 /* ---- Behind a module ---- */
 
 constexpr int kStreamsMax = 5; /* as check_dims() lets in */
+constexpr int kPostThreads = 128;
 
 /* One channel of all streams, or eight. */
 template <int W> NIB_DEVICE void hc_post_channels(const struct nib_hc_post_args &a, int64_t t, int c)
@@ -295,6 +461,57 @@ template <int W> NIB_DEVICE void hc_post_channels(const struct nib_hc_post_args 
     }
 }
 
+/* Four bf16 streams of a row, a thread eight channels, as hc_post_channels() to the bit: a product of two floats is
+ * exact in double, so that it may be a part of the sum's one rounding. Four channels at a time, for want of
+ * registers. */
+static __global__ void __launch_bounds__(kPostThreads, 4) hc_post_tight(const struct nib_hc_post_args a)
+{
+    nib_grid_start();
+    int     dim = a.y.cols, c = ((int)blockIdx.x * kPostThreads + (int)threadIdx.x) * 8;
+    int64_t t = blockIdx.y;
+    if (c >= dim)
+        return;
+    uint16_t *stream = (uint16_t *)a.streams.data + t * a.streams.stride + c;
+    uint4     y = *(const uint4 *)((const uint16_t *)a.y.data + t * a.y.stride + c), old[kTightHc];
+    float     post[kTightHc], comb[kTightHc][kTightHc];
+#pragma unroll
+    for (int j = 0; j < kTightHc; j++)
+        old[j] = *(const uint4 *)(stream + (int64_t)j * dim);
+#pragma unroll
+    for (int k = 0; k < kTightHc; k++) {
+        post[k] = nib_mat_get(a.post, t, k);
+#pragma unroll
+        for (int j = 0; j < kTightHc; j++)
+            comb[j][k] = nib_mat_get(a.comb, t, j * kTightHc + k);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        double v[kTightHc + 1][4];
+#pragma unroll
+        for (int j = 0; j <= kTightHc; j++) {
+            uint4    from = j < kTightHc ? old[j % kTightHc] : y;
+            uint32_t pair[2] = {half ? from.z : from.x, half ? from.w : from.y};
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[j][i] = (double)nib_bf16_value(i % 2 ? pair[i / 2] >> 16 : pair[i / 2] & 0xffffu);
+        }
+#pragma unroll
+        for (int k = 0; k < kTightHc; k++) {
+            float out[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                double sum = (double)post[k] * v[kTightHc][i];
+#pragma unroll
+                for (int j = 0; j < kTightHc; j++)
+                    sum = fma((double)comb[j][k], v[j][i], sum);
+                out[i] = (float)sum;
+            }
+            *(uint2 *)(stream + (int64_t)k * dim + 4 * half) =
+                make_uint2(nib_pack_bf16x2(out[0], out[1]), nib_pack_bf16x2(out[2], out[3]));
+        }
+    }
+}
+
 static __global__ void hc_post_rows(const struct nib_hc_post_args a)
 {
     nib_grid_start();
@@ -310,7 +527,14 @@ void nib_cuda_hc_post_run(struct nib_stream *s)
 {
     const struct nib_hc_post_args a = s->post;
     dim3                         grid((unsigned)((a.y.cols + 63) / 64), (unsigned)a.streams.rows);
+    bool tight = a.n_hc == kTightHc && a.streams.rows > kMixRows && a.streams.dtype == NIB_DTYPE_BF16 &&
+                 a.y.dtype == NIB_DTYPE_BF16 && a.y.cols % 8 == 0 && lies_by8(a.streams) && lies_by8(a.y);
     s->post_waits = false;
+    if (tight) {
+        grid.x = (unsigned)((a.y.cols + kPostThreads * 8 - 1) / (kPostThreads * 8));
+        nib_launch(s, hc_post_tight, grid, kPostThreads, 0, a);
+        return;
+    }
     nib_launch(s, hc_post_rows, grid, 64, 0, a);
 }
 

@@ -139,6 +139,20 @@ NIB_DEVICE void pre_weights(const struct nib_hc_pre_args &a, struct pre_buffers 
     __syncthreads();
 }
 
+/* READY: they stand where the row's products did. */
+template <bool READY> NIB_DEVICE void pre_weights_of(const struct nib_hc_pre_args &a, const struct mix &m, int64_t t,
+                                                     struct pre_buffers *b)
+{
+    if (!READY) {
+        mix_block(m, t, a.streams.cols, a.norm_eps, b->mix, b->share);
+        pre_weights(a, b);
+        return;
+    }
+    if ((int)threadIdx.x < a.n_hc)
+        b->pre[threadIdx.x] = (double)m.part[t * m.n_slices * (m.n + 1) + threadIdx.x];
+    __syncthreads();
+}
+
 constexpr int kHeld = 2; /* groups of eight channels that a thread holds */
 
 /* Whether a row's collapse and norm stay in registers: four BF16 streams of up to 4096 channels. */
@@ -150,8 +164,8 @@ NIB_DEVICE bool is_held(const struct nib_hc_pre_args &a)
 }
 
 /* Such a row: all that it reads is asked for at once, as each wait for the L2 counts here. */
-NIB_DEVICE void hc_pre_row_held(const struct nib_hc_pre_args &a, const struct mix &m, int64_t t, float *x,
-                                struct pre_buffers *b)
+template <bool READY> NIB_DEVICE void hc_pre_row_held(const struct nib_hc_pre_args &a, const struct mix &m, int64_t t,
+                                                      float *x, struct pre_buffers *b)
 {
     int    dim = a.streams.cols / kTightHc;
     uint4  raw[kHeld][kTightHc];
@@ -170,8 +184,7 @@ NIB_DEVICE void hc_pre_row_held(const struct nib_hc_pre_args &a, const struct mi
         weight[g][0] = *(const float4 *)(a.norm_weight + c);
         weight[g][1] = *(const float4 *)(a.norm_weight + c + 4);
     }
-    mix_block(m, t, a.streams.cols, a.norm_eps, b->mix, b->share);
-    pre_weights(a, b);
+    pre_weights_of<READY>(a, m, t, b);
 #pragma unroll
     for (int g = 0; g < kHeld; g++) {
         int c = (g * kThreads + (int)threadIdx.x) * 8;
@@ -220,20 +233,21 @@ NIB_DEVICE void hc_pre_row_held(const struct nib_hc_pre_args &a, const struct mi
 }
 
 /* N: streams, or 0 for any number. */
-template <int N> NIB_DEVICE void hc_pre_row(const struct nib_hc_pre_args &a, const struct mix &m, int64_t t,
-                                            bool collapses, float *x, struct pre_buffers *b)
+template <int N, bool READY = false>
+NIB_DEVICE void hc_pre_row(const struct nib_hc_pre_args &a, const struct mix &m, int64_t t, bool collapses, float *x,
+                           struct pre_buffers *b)
 {
     int n = N ? N : a.n_hc, dim = a.streams.cols / n;
     if (collapses && is_held(a)) {
-        hc_pre_row_held(a, m, t, x, b);
+        hc_pre_row_held<READY>(a, m, t, x, b);
         return;
     }
-    mix_block(m, t, a.streams.cols, a.norm_eps, b->mix, b->share);
     if (!collapses) {
+        mix_block(m, t, a.streams.cols, a.norm_eps, b->mix, b->share);
         post_and_comb<N>(a, t, b->mix);
         return;
     }
-    pre_weights(a, b);
+    pre_weights_of<READY>(a, m, t, b);
     collapse_block(a.streams, t, b->pre, n, dim, x);
     if (a.collapsed.data)
         for (int c = threadIdx.x; c < dim; c += blockDim.x)
