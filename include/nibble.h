@@ -71,7 +71,7 @@ struct nib_options {
     int32_t            n_threads;  /* 0: all cores */
     int32_t            n_ctx;      /* tokens a sequence may hold; 0: the smaller of the model's and 8192 */
     int32_t            n_seqs_max; /* sequences open at once; 1 */
-    int32_t            n_rows_max; /* rows of one step; 256 */
+    int32_t            n_rows_max; /* rows of one step; 0: 256, on a GPU 2048 */
     int32_t            n_rollback; /* tokens that truncate can always take back; 16 */
     int32_t            n_kv_pages; /* pages of 128 tokens for all sequences together; 0: full contexts for each */
     enum nib_act_quant act_quant;  /* auto: int8 on the cpu backend, but for NEON without dot products; else none */
@@ -145,7 +145,7 @@ struct nib_memory_plan {
     uint64_t available_bytes; /* of the backend's memory at the time of asking; 0: unknown */
     uint64_t kv_bytes_per_seq;
     const char *backend; /* that "auto" stands for; static */
-    int32_t  n_ctx, n_seqs_max;
+    int32_t  n_ctx, n_seqs_max, n_rows_max; /* as the engine would have them */
 };
 enum nib_status nib_model_plan(const struct nib_model *m, const struct nib_options *o, struct nib_memory_plan *out,
                                struct nib_error *err);

@@ -168,16 +168,21 @@ static int open_engine(struct session *s, const struct serve_command *c, struct 
     if (code != CLI_OK)
         return code;
     o.n_ctx = serve->n_ctx;
-    o.n_rows_max = c->settings.n_prefill + c->settings.n_running * (1 + o.n_drafts);
+    struct nib_memory_plan usual;
+    enum nib_status        status = nib_model_plan(s->model, &o, &usual, &err);
+    if (status != NIB_OK)
+        return session_fail(status, &err);
+    const int32_t n_prefill = c->settings.n_prefill > 0 ? c->settings.n_prefill : usual.n_rows_max > 512 ? usual.n_rows_max : 512;
+    o.n_rows_max = n_prefill + c->settings.n_running * (1 + o.n_drafts);
     plan_memory(s, c, &o);
-    enum nib_status status = nib_engine_open(s->model, &o, &s->engine, &err);
+    status = nib_engine_open(s->model, &o, &s->engine, &err);
     if (status != NIB_OK)
         return session_fail(status, &err);
     session_warn_of_kernels(nib_engine_options(s->engine)->backend);
     nib_server_options_init(&so);
     so.n_running_max = c->settings.n_running;
     so.n_waiting_max = c->settings.n_waiting;
-    so.n_prefill_max = c->settings.n_prefill;
+    so.n_prefill_max = n_prefill;
     so.on_told = exchange_wake_told;
     so.user = serve;
     so.n_drafts = c->engine.drafts == CLI_DRAFTS_AUTO && o.n_drafts > 0 ? NIB_DRAFTS_AUTO : o.n_drafts;
@@ -338,7 +343,7 @@ static int serve_command(int argc, char **argv, struct serve_config *config)
     static const char *const reasoning_names[] = {"reasoning_content", "reasoning", "both", NULL};
     static const char *const level_names[] = {"quiet", "info", NULL};
     struct serve_command     c = {
-            .settings = {.host = "127.0.0.1", .port = 8000, .n_running = 16, .n_waiting = 256, .n_prefill = 512,
+            .settings = {.host = "127.0.0.1", .port = 8000, .n_running = 16, .n_waiting = 256, 
                          .max_body_mb = 64, .max_unsent_mb = 8, .log_level = 1, .default_effort = NIB_EFFORT_HIGH, .drain_timeout_s = 30, .queue_timeout_s = 600,
                          .receive_timeout_s = 30, .idle_timeout_s = 60},
             .cache_gib = -1};
@@ -382,8 +387,8 @@ static int serve_command(int argc, char **argv, struct serve_config *config)
          .metavar = "GiB", .help = "memory for context rows; twice what all requests at full length need"},
         {.name = "--cache-memory", .kind = CLI_KIND_NUMBER, .value = &c.cache_gib, .low = 0, .high = 1e6,
          .metavar = "GiB", .help = "memory for the ends of kept beginnings, 0: keep none; that of 64"},
-        {.name = "--prefill-budget", .kind = CLI_KIND_COUNT, .value = &c.settings.n_prefill, .low = 1, .high = 16384,
-         .metavar = "N", .help = "prompt tokens in a step, at most; 512"},
+        {.name = "--prefill-budget", .kind = CLI_KIND_COUNT, .value = &c.settings.n_prefill, .low = 0, .high = 16384,
+         .metavar = "N", .help = "prompt tokens in a step, at most; 0: 512, on a GPU 2048"},
         {.name = "--drafts", .kind = CLI_KIND_CHOICE, .value = &c.engine.drafts, .choices = cli_draft_names,
          .help = "tokens that the MTP block guesses ahead for each request in a step; changes the\n"
                  "speed, not the text (docs/drafts.md); auto: as many as pay; 0"},

@@ -7,10 +7,12 @@
 
 #define N_CTX_DEFAULT 8192
 #define N_ROWS_MAX    65536
+/* A GPU reads the experts' weights for each step of a long prompt, so few long steps are faster: docs/kernels/cuda.md. */
+enum { N_ROWS_DEFAULT = 256, N_ROWS_DEFAULT_GPU = 2048 };
 
 void nib_options_init(struct nib_options *o)
 {
-    *o = (struct nib_options){.backend = "auto", .n_seqs_max = 1, .n_rows_max = 256, .n_rollback = 16,
+    *o = (struct nib_options){.backend = "auto", .n_seqs_max = 1, .n_rollback = 16,
                               .act_quant = NIB_ACT_QUANT_AUTO, .kv = NIB_KV_BF16, .numerics = NIB_NUMERICS_AUTO, .cpu_mask = ~0u};
 }
 
@@ -71,6 +73,8 @@ enum nib_status nib_options_resolve(const struct nib_model *m, const struct nib_
                              out->backend ? out->backend : "(none)");
     if (out->n_ctx == 0)
         out->n_ctx = m->config.n_ctx_max < N_CTX_DEFAULT ? m->config.n_ctx_max : N_CTX_DEFAULT;
+    if (out->n_rows_max == 0)
+        out->n_rows_max = nib_backend_find(out->backend)->prefers_bf16 ? N_ROWS_DEFAULT_GPU : N_ROWS_DEFAULT;
     NIB_TRY(check_range("n_ctx", out->n_ctx, 1, m->config.n_ctx_max, err));
     NIB_TRY(check_range("n_seqs_max", out->n_seqs_max, 1, 4096, err));
     NIB_TRY(check_range("n_rows_max", out->n_rows_max, 1, N_ROWS_MAX, err));
@@ -148,5 +152,6 @@ enum nib_status nib_model_plan(const struct nib_model *m, const struct nib_optio
     out->backend = api->name;
     out->n_ctx = r.n_ctx;
     out->n_seqs_max = r.n_seqs_max;
+    out->n_rows_max = r.n_rows_max;
     return NIB_OK;
 }
