@@ -18,7 +18,8 @@ for source in src/backend/cpu/*.c; do
     case $source in
     */kernels_avx512.c | */kernels_vnni.c | */kernels_bf16.c)
         sed -e "s|<immintrin.h>|\"$here/tests/opcheck/avx512_emulated.h\"|" -e 's/,avx512[a-z0-9]*//g' "$source" >"$dir/${source##*/}"
-        cc $flags -mavx2 -mfma -mf16c -Wno-psabi -c "$dir/${source##*/}" -o "$dir/$(basename "$source" .c).o" ;;
+        # Their loops in place of instructions take an optimising compiler minutes.
+        cc $flags -O0 -mavx2 -mfma -mf16c -Wno-psabi -c "$dir/${source##*/}" -o "$dir/$(basename "$source" .c).o" ;;
     */kernels_init.c) cc $flags -Dnib_cpu_flags_detect=flags_of_this_machine -c "$source" -o "$dir/init.o" ;;
     *) others="$others $source" ;;
     esac

@@ -224,7 +224,14 @@ EMU void emu_store(float *p, emu_f32 v) { memcpy(p, &v, sizeof v); }
 
 #define STREAM_KEEP(v) /* no register of a machine without AVX-512 holds one */
 
+/* Macros of compilers' headers, some without optimisation only. */
 #undef _mm512_setr_ps
+#undef _mm512_slli_epi32
+#undef _mm512_srli_epi32
+#undef _mm512_slli_epi16
+#undef _mm512_srli_epi16
+#undef _mm512_srai_epi16
+#undef _mm512_extracti64x4_epi64
 #define __m512                         emu_f32
 #define __m512i                        emu_s32
 #define __m512bh                       emu_u16
