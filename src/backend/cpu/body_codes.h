@@ -170,8 +170,12 @@ struct ahead {
     int32_t        lines;
 };
 
-/* n decoded blocks from b0 on for `rows` rows, added to y. What lies `further` blocks on in the rows is asked for:
- * pieces of some hundred bytes are too short for the processor to foresee. */
+#ifndef CODES_ASK_ROWS
+/* Whether rows are asked for ahead of time: pieces of some hundred bytes are too short for a processor to foresee. */
+#define CODES_ASK_ROWS true
+#endif
+
+/* n decoded blocks from b0 on for `rows` rows, added to y. What lies `further` blocks on in the rows is asked for. */
 BODY void codes_rows(const int rows, const int type, const struct codes_block *w,
                      const struct nib_cpu_code_row *const *row, int32_t b0, int32_t n, int32_t further,
                      struct ahead ahead, float *y)
@@ -187,7 +191,7 @@ BODY void codes_rows(const int rows, const int type, const struct codes_block *w
     for (int32_t b = 0; b < n; b++) {
         for (int32_t i = 0; i < ahead.lines; i++, ahead.next += 64)
             __builtin_prefetch(ahead.next);
-        UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int r = 0; CODES_ASK_ROWS && r < rows; r++)
             __builtin_prefetch(&x[r][b + further]);
         block_add(rows, type, &w[b], x, b, sum);
     }
