@@ -55,6 +55,24 @@ EMU emu_s32 emu_shuffle_8(emu_s8 a, emu_s8 k)
     return (emu_s32)r;
 }
 
+/* Two chosen quarters of a, then two of b. */
+EMU emu_f32 emu_shuffle_quarters(emu_f32 a, emu_f32 b, int choice)
+{
+    emu_f32 r;
+    for (int i = 0; i < 16; i++)
+        r[i] = (i < 8 ? a : b)[(choice >> 2 * (i / 4) & 3) * 4 + i % 4];
+    return r;
+}
+
+/* Within each quarter two chosen lanes of a, then two of b. */
+EMU emu_f32 emu_shuffle_lanes(emu_f32 a, emu_f32 b, int choice)
+{
+    emu_f32 r;
+    for (int i = 0; i < 16; i++)
+        r[i] = (i % 4 < 2 ? a : b)[i / 4 * 4 + (choice >> 2 * (i % 4) & 3)];
+    return r;
+}
+
 EMU emu_f32 emu_permute(emu_s32 k, emu_f32 a)
 {
     emu_f32 r;
@@ -250,6 +268,8 @@ EMU void emu_store(float *p, emu_f32 v) { memcpy(p, &v, sizeof v); }
 #define _mm512_add_epi16(a, b)         ((emu_s32)((emu_u16)(a) + (emu_u16)(b)))
 #define _mm512_shuffle_epi8(a, k)      emu_shuffle_8((emu_s8)(a), (emu_s8)(k))
 #define _mm512_permutexvar_ps(k, a)    emu_permute(k, a)
+#define _mm512_shuffle_f32x4(a, b, c)  emu_shuffle_quarters(a, b, c)
+#define _mm512_shuffle_ps(a, b, c)     emu_shuffle_lanes(a, b, c)
 #define _mm512_max_epi32(a, b)         emu_max(a, b)
 #define _mm512_loadu_si512(p)          emu_load(p)
 #define _mm512_store_si512(p, a)       memcpy((p), &(a), sizeof(emu_s32))

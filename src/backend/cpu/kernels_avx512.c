@@ -38,6 +38,8 @@
 #define TILE_ROWS_CASES(CASE) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #define VEC_MASK(v)      ((uint32_t)_mm512_movepi32_mask((__m512i)(v)))
 #define ATTEND_ROWS      6
+/* 512 channels are 8 times as many. */
+#define ATTEND_VECS      4
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)

@@ -19,6 +19,7 @@
 #define CODES_STREAM_CASES(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #define PREFETCH_BYTES    3072
 #define ATTEND_ROWS       6
+#define ATTEND_VECS      4
 
 /* Of the bodies only what the integer products need is used. */
 #pragma GCC diagnostic ignored "-Wunused-function"
