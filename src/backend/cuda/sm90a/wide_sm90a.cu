@@ -51,7 +51,6 @@ struct wide_args {
     struct nib_mat         y;
     int32_t                n_x_blocks, group_rows; /* blocks of columns of x; outputs that share a group of them, 0: all */
     bool                   by_eights;              /* y is bf16, and eight outputs are one access */
-    bool                   beside;                 /* the launch before is another product of the same rows */
 };
 
 NIB_DEVICE struct nib_wide_factor factor_of(const struct wide_args &a, const struct nib_wide_alpha &alpha, int32_t row)
@@ -106,17 +105,14 @@ template <int N> NIB_DEVICE void store(const struct wide_args &a, int32_t o, uin
 template <int type, int N>
 static __global__ void __launch_bounds__(kWideThreads, 1) wide_product(const __grid_constant__ struct wide_args a)
 {
+    nib_grid_release();
     extern __shared__ __align__(128) uint8_t memory[];
     struct nib_wide_memory *m = (struct nib_wide_memory *)memory;
     int     warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int32_t n_blocks = a.w.n_in / kBlockCols, o = (int32_t)blockIdx.x * kOuts + warp * kTileRows;
     int32_t group = a.group_rows ? (int32_t)blockIdx.x * kOuts / a.group_rows : 0;
     nib_wide_init(m);
-    /* The launch behind this one may start when all blocks of this one have: what stands before both is complete then,
-     * so products of the same rows, most of which fill a part of the card only, do not wait for each other. */
-    if (!a.beside)
-        nib_grid_wait();
-    nib_grid_release();
+    nib_grid_wait();
     if (warp >= kWideConsumers / 32) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == kWideConsumers)
@@ -138,8 +134,6 @@ static __global__ void __launch_bounds__(kWideThreads, 1) wide_product(const __g
     } else {
         store_singly<N>(a, o, lane, acc);
     }
-    if (a.beside) /* completion of this launch is that of all before it */
-        nib_grid_wait();
 }
 
 /* ---- Host ---- */
@@ -203,24 +197,23 @@ enum nib_status nib_cuda_wide(struct nib_stream *s, const struct nib_act *x, int
     bool         have[2] = {false, false};
     int64_t      at = 0;
     for (int32_t i = 0; i < n_weights; i++) {
-        bool quant = w[i]->act != NIB_ACT_PLAIN, fp8 = w[i]->act == NIB_ACT_FP8;
-        if (have[quant])
-            continue;
-        int32_t *exponent = s->exponent + (int64_t)(s->n_exponents++ % 8) * s->dims.n_rows_max;
-        dim3     grid((unsigned)(n_tiles * tile_rows / 32), (unsigned)((x->cols / kBlockCols + 7) / 8));
-        ready[quant] = {s->parts + at, fp8 ? exponent : NULL, n, tile_rows};
-        at += ((int64_t)n_tiles * tile_rows * x->cols + 63) / 64 * 64;
-        if (fp8) {
-            nib_launch(s, row_exponents, (unsigned)(n + 7) / 8, 256, 0, *x, first, n, exponent);
-            nib_launch(s, make_image<true>, grid, 256, 0, *x, first, ready[quant]);
-        } else {
-            nib_launch(s, make_image<false>, grid, 256, 0, *x, first, ready[quant]);
+        bool quant = w[i]->act != NIB_ACT_PLAIN;
+        if (!have[quant]) {
+            int32_t *exponent = s->exponent + (int64_t)(s->n_exponents++ % 8) * s->dims.n_rows_max;
+            bool     fp8 = w[i]->act == NIB_ACT_FP8;
+            dim3     grid((unsigned)(n_tiles * tile_rows / 32), (unsigned)((x->cols / kBlockCols + 7) / 8));
+            ready[quant] = {s->parts + at, fp8 ? exponent : NULL, n, tile_rows};
+            at += ((int64_t)n_tiles * tile_rows * x->cols + 63) / 64 * 64;
+            if (fp8) {
+                nib_launch(s, row_exponents, (unsigned)(n + 7) / 8, 256, 0, *x, first, n, exponent);
+                nib_launch(s, make_image<true>, grid, 256, 0, *x, first, ready[quant]);
+            } else {
+                nib_launch(s, make_image<false>, grid, 256, 0, *x, first, ready[quant]);
+            }
+            have[quant] = true;
         }
-        have[quant] = true;
-    }
-    for (int32_t i = 0; i < n_weights; i++) {
-        struct wide_args a = {*nib_cuda_matrix_of(w[i]), ready[w[i]->act != NIB_ACT_PLAIN], y[i], x->cols / kBlockCols,
-                              group_rows, by_eights(&y[i]), i > 0};
+        struct wide_args a = {*nib_cuda_matrix_of(w[i]), ready[quant], y[i], x->cols / kBlockCols, group_rows,
+                              by_eights(&y[i])};
         if (tile_rows == 128)
             launch_type<128>(s, a);
         else
