@@ -337,6 +337,18 @@ static void test_published_sizes(void **unused)
         assert_int_equal(nib_model_plan(m, &o, &plan, &err), NIB_OK);
         assert_true(fabs((double)plan.kv_bytes / known[i].context_bytes - 1) < 0.1);
         assert_true(fabs((double)plan.kv_bytes_per_seq / known[i].context_bytes - 1) < 0.1);
+        /* What is left open: 256 rows of fp32 on a processor, and rows of bf16 take less. */
+        assert_int_equal(plan.n_rows_max, 256);
+        const uint64_t open_bytes = plan.workspace_bytes;
+        o.n_rows_max = 256;
+        o.numerics = NIB_NUMERICS_MODEL;
+        assert_int_equal(nib_model_plan(m, &o, &plan, &err), NIB_OK);
+        assert_true(plan.workspace_bytes == open_bytes);
+        o.numerics = NIB_NUMERICS_BF16;
+        assert_int_equal(nib_model_plan(m, &o, &plan, &err), NIB_OK);
+        assert_true(plan.workspace_bytes < open_bytes);
+        o.n_rows_max = -1;
+        assert_int_equal(nib_model_plan(m, &o, &plan, &err), NIB_E_ARGUMENT);
         nib_model_close(m);
     }
 }
